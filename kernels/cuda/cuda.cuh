@@ -22,6 +22,9 @@
 
 typedef __nv_bfloat16 bf16;
 
+// What functions of kernels are, all of which become part of their callers.
+#define INLINE __device__ __forceinline__
+
 struct comm;
 struct matmul_state; // matmul.cu
 
@@ -105,14 +108,14 @@ void cuda_launch(struct device *dev, const char *what, void (*kernel)(P...), dim
 
 // ---- order between kernels ---------------------------------------------------------------------
 
-__device__ __forceinline__ void grid_wait()
+INLINE void grid_wait()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-__device__ __forceinline__ void grid_release()
+INLINE void grid_release()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -122,13 +125,13 @@ __device__ __forceinline__ void grid_release()
 // The first statement of every kernel. The release comes after the wait, so that a kernel that has
 // begun proves all but the kernel directly before it complete; and where that is one that releases
 // first, all but the two before it.
-__device__ __forceinline__ void grid_begin()
+INLINE void grid_begin()
 {
     grid_wait();
     grid_release();
 }
 
-__device__ __forceinline__ void grid_begin_early()
+INLINE void grid_begin_early()
 {
     grid_release();
     grid_wait();
@@ -136,37 +139,37 @@ __device__ __forceinline__ void grid_begin_early()
 
 // ---- elements ----------------------------------------------------------------------------------
 
-__device__ __forceinline__ float to_f32(float x)
+INLINE float to_f32(float x)
 {
     return x;
 }
-__device__ __forceinline__ float to_f32(bf16 x)
+INLINE float to_f32(bf16 x)
 {
     return __bfloat162float(x);
 }
-__device__ __forceinline__ float to_f32(__half x)
+INLINE float to_f32(__half x)
 {
     return __half2float(x);
 }
 
-template <typename T> __device__ __forceinline__ T from_f32(float x);
-template <> __device__ __forceinline__ float from_f32<float>(float x)
+template <typename T> INLINE T from_f32(float x);
+template <> INLINE float from_f32<float>(float x)
 {
     return x;
 }
-template <> __device__ __forceinline__ bf16 from_f32<bf16>(float x)
+template <> INLINE bf16 from_f32<bf16>(float x)
 {
     return __float2bfloat16_rn(x);
 }
 
 // Loops whose indices the compiler is to know, as those of registers: f(i) for each i below N; or
 // f(i, j) besides for each j below M.
-template <int N, typename F> __device__ __forceinline__ void unrolled(F f)
+template <int N, typename F> INLINE void unrolled(F f)
 {
 #pragma unroll
     for (int i = 0; i < N; i++) f(i);
 }
-template <int N, int M, typename F> __device__ __forceinline__ void unrolled(F f)
+template <int N, int M, typename F> INLINE void unrolled(F f)
 {
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -179,13 +182,13 @@ template <typename T, int V> struct alignas(V * sizeof(T)) pack {
     T at[V];
 };
 
-template <typename T, int V> __device__ __forceinline__ void load(float (&ret)[V], const T *from)
+template <typename T, int V> INLINE void load(float (&ret)[V], const T *from)
 {
     pack<T, V> p = *reinterpret_cast<const pack<T, V> *>(from);
     unrolled<V>([&](int i) { ret[i] = to_f32(p.at[i]); });
 }
 
-template <typename T, int V> __device__ __forceinline__ void store(T *to, const float (&x)[V])
+template <typename T, int V> INLINE void store(T *to, const float (&x)[V])
 {
     pack<T, V> p;
     unrolled<V>([&](int i) { p.at[i] = from_f32<T>(x[i]); });
@@ -256,14 +259,14 @@ template <typename F> static inline void with_bf16_wide(enum dtype dt, bool fits
 
 // ---- reductions, in a fixed order --------------------------------------------------------------
 
-template <int LANES = 32> __device__ __forceinline__ float lanes_sum(float x)
+template <int LANES = 32> INLINE float lanes_sum(float x)
 {
 #pragma unroll
     for (int o = LANES / 2; o; o >>= 1) x += __shfl_xor_sync(0xffffffffu, x, o);
     return x;
 }
 
-template <int LANES = 32> __device__ __forceinline__ float lanes_max(float x)
+template <int LANES = 32> INLINE float lanes_max(float x)
 {
 #pragma unroll
     for (int o = LANES / 2; o; o >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, o));
@@ -271,7 +274,7 @@ template <int LANES = 32> __device__ __forceinline__ float lanes_max(float x)
 }
 
 // The sum of this lane's and of those before it.
-template <typename T> __device__ __forceinline__ T lanes_until(T x)
+template <typename T> INLINE T lanes_until(T x)
 {
 #pragma unroll
     for (int o = 1; o < 32; o *= 2) {
@@ -283,7 +286,7 @@ template <typename T> __device__ __forceinline__ T lanes_until(T x)
 
 // Sum over the block, given to every thread. `shared` holds 32 floats; blockDim.x is a multiple
 // of 32.
-__device__ __forceinline__ float block_sum(float x, float *shared)
+INLINE float block_sum(float x, float *shared)
 {
     x = lanes_sum(x);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -293,7 +296,7 @@ __device__ __forceinline__ float block_sum(float x, float *shared)
     return lanes_sum(lane < warps ? shared[lane] : 0.f);
 }
 
-__device__ __forceinline__ float block_max(float x, float *shared)
+INLINE float block_max(float x, float *shared)
 {
     x = lanes_max(x);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -307,8 +310,8 @@ __device__ __forceinline__ float block_max(float x, float *shared)
 // which is left at zero. What the others wrote before is visible to them. first: one of them;
 // shared: a number that nobody needs any more.
 template <typename MEET>
-__device__ __forceinline__ bool completes(unsigned *ticket, unsigned own, unsigned n, bool first,
-                                          int *shared, MEET meet)
+INLINE bool completes(unsigned *ticket, unsigned own, unsigned n, bool first, int *shared,
+                      MEET meet)
 {
     __threadfence();
     meet();
@@ -323,12 +326,12 @@ __device__ __forceinline__ bool completes(unsigned *ticket, unsigned own, unsign
 }
 
 // Of `n` blocks the last to arrive.
-__device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n, int *shared)
+INLINE bool last_block(unsigned *ticket, unsigned n, int *shared)
 {
     return completes(ticket, 1, n, threadIdx.x == 0, shared, [] { __syncthreads(); });
 }
 
-__device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n)
+INLINE bool last_block(unsigned *ticket, unsigned n)
 {
     __shared__ int last;
     return last_block(ticket, n, &last);

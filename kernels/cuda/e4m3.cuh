@@ -8,18 +8,18 @@
 #include "kernels/cuda/cuda.cuh"
 
 // Magnitudes in their order, and behind all others a NaN.
-__device__ __forceinline__ uint32_t magnitude_bits(float x)
+INLINE uint32_t magnitude_bits(float x)
 {
     return __float_as_uint(x) & 0x7fffffffu;
 }
 // The scale of a row whose largest magnitude has these bits.
-__device__ __forceinline__ int8_t row_scale(uint32_t largest)
+INLINE int8_t row_scale(uint32_t largest)
 {
     return largest > 0x7f800000u ? E4M3_SCALE_NAN : e4m3_scale(__uint_as_float(largest));
 }
 
 // x *= y, two numbers of bf16 each.
-__device__ __forceinline__ void multiply_pair(uint32_t &x, uint32_t y)
+INLINE void multiply_pair(uint32_t &x, uint32_t y)
 {
 #if __CUDA_ARCH__ >= 900
     asm("mul.bf16x2 %0, %0, %1;" : "+r"(x) : "r"(y));
@@ -29,7 +29,7 @@ __device__ __forceinline__ void multiply_pair(uint32_t &x, uint32_t y)
 }
 
 // Four codes: those at even places and those at odd ones.
-__device__ __forceinline__ void widen(uint32_t codes, uint32_t &even, uint32_t &odd)
+INLINE void widen(uint32_t codes, uint32_t &even, uint32_t &odd)
 {
     const uint32_t up = 0x7b807b80u; // 2^120, twice
     even = (codes << 4 & 0x07f007f0u) | (codes << 8 & 0x80008000u);
@@ -40,7 +40,7 @@ __device__ __forceinline__ void widen(uint32_t codes, uint32_t &even, uint32_t &
 
 // 16 codes of a row with that scale, a multiple of 16 columns from its beginning: the first eight
 // columns and the others.
-__device__ __forceinline__ void widen_row(uint4 codes, int8_t scale, uint4 &lower, uint4 &upper)
+INLINE void widen_row(uint4 codes, int8_t scale, uint4 &lower, uint4 &upper)
 {
     const uint32_t factor = bf16_from_f32(e4m3_factor(scale)) * 0x10001u;
     auto both = [&](uint32_t four, uint32_t &even, uint32_t &odd) {

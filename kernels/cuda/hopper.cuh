@@ -33,31 +33,31 @@ bool tensor_map(struct device *dev, CUtensorMap *ret, const void *x, const tenso
 
 // ---- barriers; addresses are those of shared_address() -----------------------------------------
 
-__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
+INLINE void barrier_init(uint32_t barrier, int arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
 // Makes barrier_init() of this thread visible to the TMA.
-__device__ __forceinline__ void barriers_made()
+INLINE void barriers_made()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // Arrives, and lets the phase wait for `bytes` of copies.
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
+INLINE void barrier_expect(uint32_t barrier, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
 
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+INLINE void barrier_arrive(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // Waits for the end of the phase of this parity.
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
+INLINE void barrier_wait(uint32_t barrier, uint32_t parity)
 {
     asm volatile("{ .reg .pred done;\n"
                  "again:\n"
@@ -94,8 +94,8 @@ struct stage_ring {
 
 // A box at (0, row, pair, chunk) of a map of (64, rows, pairs, chunks) elements, zeros outside of
 // it.
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int row, int pair,
-                                         int chunk, uint32_t barrier, uint64_t policy)
+INLINE void copy_box(uint32_t to, const CUtensorMap *map, int row, int pair, int chunk,
+                     uint32_t barrier, uint64_t policy)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
@@ -105,8 +105,8 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
 
 // A box at (column, row, matrix) of a map of so many columns, rows and matrices, zeros outside of
 // it.
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int column, int row,
-                                         int matrix, uint32_t barrier)
+INLINE void copy_box(uint32_t to, const CUtensorMap *map, int column, int row, int matrix,
+                     uint32_t barrier)
 {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
@@ -115,13 +115,13 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
 }
 
 // Arrives when the cp.async that this thread has issued so far have come.
-__device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier)
+INLINE void barrier_arrive_copied(uint32_t barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // What this thread knows to be in shared memory, by stores or cp.async, is there for wgmma too.
-__device__ __forceinline__ void fence_async()
+INLINE void fence_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -129,37 +129,37 @@ __device__ __forceinline__ void fence_async()
 // ---- wgmma -------------------------------------------------------------------------------------
 
 // Rows of 128 bytes at a 1024-aligned address, in groups of 8; + 2 for each 16 of k.
-__device__ __forceinline__ uint64_t operand(uint32_t address)
+INLINE uint64_t operand(uint32_t address)
 {
     return (uint64_t)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
 // So many times 16 bytes behind: an addition to the half that holds the address.
-__device__ __forceinline__ uint64_t behind(uint64_t operand, uint32_t units)
+INLINE uint64_t behind(uint64_t operand, uint32_t units)
 {
     return operand >> 32 << 32 | (uint32_t)((uint32_t)operand + units);
 }
 
 // The same tile as the right operand of a product over its rows, 16 of them (+ 128 for the next
 // 16); of more than 64 columns, the next 64 lie `apart` bytes behind.
-__device__ __forceinline__ uint64_t operand_of_rows(uint32_t address, uint32_t apart)
+INLINE uint64_t operand_of_rows(uint32_t address, uint32_t apart)
 {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(apart >> 4) << 16 | 64ull << 32 |
            1ull << 62;
 }
 
-__device__ __forceinline__ void wgmma_fence()
+INLINE void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ void wgmma_commit()
+INLINE void wgmma_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
 // Waits until at most N of the committed groups are unfinished.
-template <int N> __device__ __forceinline__ void wgmma_wait()
+template <int N> INLINE void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
@@ -205,7 +205,7 @@ template <int N> __device__ __forceinline__ void wgmma_wait()
 #define SUMS_24           SUMS_16, SUMS8(64)
 #define SUMS_32           SUMS_24, SUMS8(96)
 #define WGMMA(J, N)                                                                                \
-    __device__ __forceinline__ void wgmma(float(&d)[4 * J], uint64_t a, uint64_t b)                \
+    INLINE void wgmma(float(&d)[4 * J], uint64_t a, uint64_t b)                                    \
     {                                                                                              \
         asm volatile("{ .reg .pred add;\n"                                                         \
                      "setp.ne.b32 add, 1, 0;\n"                                                    \
@@ -227,7 +227,7 @@ WGMMA(18, 144)
 /* The same, each operand with k along its rows or, _across, with k across them: a tile of 64 rows
  * of k, its columns in groups of 64 (operand_of_rows()). */
 template <bool A_ACROSS, bool B_ACROSS>
-__device__ __forceinline__ void wgmma_of(float (&d)[128], uint64_t a, uint64_t b)
+INLINE void wgmma_of(float (&d)[128], uint64_t a, uint64_t b)
 {
     asm volatile("{ .reg .pred add;\n"
                  "setp.ne.b32 add, 1, 0;\n"
@@ -243,7 +243,7 @@ __device__ __forceinline__ void wgmma_of(float (&d)[128], uint64_t a, uint64_t b
  * sums. */
 #define FLAT(J) float(&d)[4 * J] = reinterpret_cast<float(&)[4 * J]>(sums)
 #define WGMMA_TO(J, N, after)                                                                      \
-    __device__ __forceinline__ void wgmma_to(float(&sums)[J][4], uint64_t a, uint64_t b, int add)  \
+    INLINE void wgmma_to(float(&sums)[J][4], uint64_t a, uint64_t b, int add)                      \
     {                                                                                              \
         FLAT(J);                                                                                   \
         asm volatile("{ .reg .pred add;\n"                                                         \
@@ -254,8 +254,7 @@ __device__ __forceinline__ void wgmma_of(float (&d)[128], uint64_t a, uint64_t b
                      : "r"(add));                                                                  \
     }
 #define WGMMA_LEFT(J, N, NAME, KIND, across, a0, a1, a2, a3)                                       \
-    __device__ __forceinline__ void NAME(float(&sums)[J][4], const uint32_t(&a)[4], uint64_t b,    \
-                                         int add)                                                  \
+    INLINE void NAME(float(&sums)[J][4], const uint32_t(&a)[4], uint64_t b, int add)               \
     {                                                                                              \
         FLAT(J);                                                                                   \
         asm volatile("{ .reg .pred add;\n"                                                         \
@@ -292,21 +291,21 @@ WGMMA_LEFT(16, 128, wgmma_codes, LEFT_E4M3, "", 66, 67, 68, 69)
 
 // What comes before in the program and changes these registers, or reads them, stays before; what
 // comes behind stays behind. To be said before wgmma that go on with sums, and after the wait.
-template <int J> __device__ __forceinline__ void settle(float (&sums)[J][4])
+template <int J> INLINE void settle(float (&sums)[J][4])
 {
     unrolled<J, 4>([&](int i, int e) { asm volatile("" : "+f"(sums[i][e])::"memory"); });
 }
-template <int J> __device__ __forceinline__ void settle(uint32_t (&left)[J][4])
+template <int J> INLINE void settle(uint32_t (&left)[J][4])
 {
     unrolled<J, 4>([&](int i, int e) { asm volatile("" : "+r"(left[i][e])::"memory"); });
 }
 
 // The registers that a thread of this warpgroup may have from now on.
-template <int N> __device__ __forceinline__ void fewer_registers()
+template <int N> INLINE void fewer_registers()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
-template <int N> __device__ __forceinline__ void more_registers()
+template <int N> INLINE void more_registers()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }

@@ -23,7 +23,7 @@
 // One head of 32 or so rows into a tile with an odd stride, so that lanes on different rows hit
 // different banks.
 template <typename T, typename F>
-__device__ __forceinline__ void load_tile(float *tile, int dims, F row_of, int rows = KEYS)
+INLINE void load_tile(float *tile, int dims, F row_of, int rows = KEYS)
 {
     for (int i = threadIdx.x; i < rows * dims; i += blockDim.x) {
         int r = i / dims, d = i % dims;
@@ -34,8 +34,7 @@ __device__ __forceinline__ void load_tile(float *tile, int dims, F row_of, int r
 
 // The same of a pool in e4m3; slot_of(r), -1: zeros.
 template <typename T, typename F>
-__device__ __forceinline__ void load_codes(float *tile, const attn_args<T> &a, int kv_head,
-                                           int value, F slot_of)
+INLINE void load_codes(float *tile, const attn_args<T> &a, int kv_head, int value, F slot_of)
 {
     for (int i = threadIdx.x; i < KEYS * a.head_dim; i += WARPS * 32) {
         const int r = i / a.head_dim, d = i % a.head_dim, slot = slot_of(r);
@@ -358,8 +357,7 @@ struct row_info {
 };
 
 template <typename T>
-__device__ __forceinline__ row_info info_of(const attn_args<T> &a, const packed_rows &p, int r,
-                                            const float *delta)
+INLINE row_info info_of(const attn_args<T> &a, const packed_rows &p, int r, const float *delta)
 {
     if (!p.in(r)) return {0, 0, -1, -1};
     const place at = place_of(a, p, r);
@@ -372,7 +370,7 @@ struct key_info {
     int row, end, position;
 };
 
-template <typename T> __device__ __forceinline__ key_info info_of(const attn_args<T> &a, int row)
+template <typename T> INLINE key_info info_of(const attn_args<T> &a, int row)
 {
     if (row >= a.n_tokens) return {row, 0, 0};
     const int s = a.seq_of[row];
@@ -382,8 +380,8 @@ template <typename T> __device__ __forceinline__ key_info info_of(const attn_arg
 // Queries, with their gradients, into two tiles; and keys, with their values, of the rows that
 // row_of(r) gives, -1: none.
 template <typename T>
-__device__ __forceinline__ void load_queries(float *queries, float *grads, const attn_args<T> &a,
-                                             const packed_rows &p, const T *dout, int rows)
+INLINE void load_queries(float *queries, float *grads, const attn_args<T> &a, const packed_rows &p,
+                         const T *dout, int rows)
 {
     load_tile<T>(
         queries, a.head_dim,
@@ -397,8 +395,8 @@ __device__ __forceinline__ void load_queries(float *queries, float *grads, const
         rows);
 }
 template <typename T, typename F>
-__device__ __forceinline__ void load_keys(float *keys, float *values, const attn_args<T> &a,
-                                          int kv_head, int rows, F row_of)
+INLINE void load_keys(float *keys, float *values, const attn_args<T> &a, int kv_head, int rows,
+                      F row_of)
 {
     auto load = [&](float *tile, const T *from) {
         load_tile<T>(

@@ -39,7 +39,7 @@ template <typename T> struct attn_args {
 };
 
 // x / group for 0 <= x < 2^32 / group, without a division
-template <typename T> __device__ __forceinline__ int by_group(const attn_args<T> &a, int x)
+template <typename T> INLINE int by_group(const attn_args<T> &a, int x)
 {
     return a.group_inverse ? (int)__umulhi((uint32_t)x, a.group_inverse) : x;
 }
@@ -129,7 +129,7 @@ template <typename T> static attn_args<T> attn_args_part(attn_args<T> a, int fir
 
 // A number of the batch. Before grid_wait() it must not come from the L1 cache, which may still
 // hold what stood there in the step before: FROM_L2.
-template <bool FROM_L2> __device__ __forceinline__ int number_at(const int32_t *p)
+template <bool FROM_L2> INLINE int number_at(const int32_t *p)
 {
     return FROM_L2 ? __ldcg(p) : *p;
 }
@@ -141,8 +141,7 @@ struct context_run {
 };
 
 // The one that entry j is in.
-template <typename T>
-__device__ __forceinline__ context_run run_of(const attn_args<T> &a, int s, int j)
+template <typename T> INLINE context_run run_of(const attn_args<T> &a, int s, int j)
 {
     int first = a.first_position[s];
     while (j < first) {
@@ -155,7 +154,7 @@ __device__ __forceinline__ context_run run_of(const attn_args<T> &a, int s, int 
 
 // The row of k and v that holds entry j of the context of sequence s.
 template <bool PAGED, bool FROM_L2 = false, typename T>
-__device__ __forceinline__ int64_t key_row(const attn_args<T> &a, int s, int j)
+INLINE int64_t key_row(const attn_args<T> &a, int s, int j)
 {
     if (PAGED) {
         int block = a.block_shift >= 0 ? j >> a.block_shift : j / a.block_size;
@@ -171,7 +170,7 @@ __device__ __forceinline__ int64_t key_row(const attn_args<T> &a, int s, int j)
 // Of the key (0) or value (1) in a slot. As the codes it may be read before grid_wait(), and so not
 // from the L1 cache.
 template <typename T>
-__device__ __forceinline__ int8_t scale_of(const attn_args<T> &a, int slot, int kv_head, int value)
+INLINE int8_t scale_of(const attn_args<T> &a, int slot, int kv_head, int value)
 {
     const int block = a.block_shift >= 0 ? slot >> a.block_shift : slot / a.block_size;
     return (int8_t)__ldcg((const signed char *)a.scales +
@@ -180,8 +179,7 @@ __device__ __forceinline__ int8_t scale_of(const attn_args<T> &a, int slot, int 
 }
 
 template <typename T>
-__device__ __forceinline__ const uint8_t *codes_of(const attn_args<T> &a, int slot, int kv_head,
-                                                   int value)
+INLINE const uint8_t *codes_of(const attn_args<T> &a, int slot, int kv_head, int value)
 {
     return (value ? a.v_codes : a.k_codes) + slot * a.kv_stride + (int64_t)kv_head * a.head_dim;
 }
@@ -200,8 +198,7 @@ static __device__ __noinline__ uint4 gather_codes(const uint8_t *head, int d, in
 }
 
 template <typename T>
-__device__ __forceinline__ uint4 sixteen_codes(const attn_args<T> &a, int slot, int kv_head,
-                                               int value, int d)
+INLINE uint4 sixteen_codes(const attn_args<T> &a, int slot, int kv_head, int value, int d)
 {
     const uint8_t *head = codes_of(a, slot, kv_head, value);
     return a.in_sixteens ? __ldcg((const uint4 *)(head + d)) : gather_codes(head, d, a.head_dim);
@@ -211,9 +208,8 @@ __device__ __forceinline__ uint4 sixteen_codes(const attn_args<T> &a, int slot, 
  * 16 columns from `thread` on, BATCH of which are read before the first is stored. slot_of(r); -1:
  * zeros. store(r, u, x): columns 8 u .. 8 u + 7 of row r. */
 template <int HD, int N, int BATCH, typename SLOT, typename STORE>
-__device__ __forceinline__ void widen_rows(const attn_args<__nv_bfloat16> &a, int kv_head,
-                                           int value, int thread, int first, int end, SLOT slot_of,
-                                           STORE store)
+INLINE void widen_rows(const attn_args<__nv_bfloat16> &a, int kv_head, int value, int thread,
+                       int first, int end, SLOT slot_of, STORE store)
 {
     constexpr int SETS = HD / 16;
     const int all = (end - first) * SETS;
@@ -245,7 +241,7 @@ __device__ __forceinline__ void widen_rows(const attn_args<__nv_bfloat16> &a, in
 
 // The position of a row in its context; -1 for the padding of a decode batch, which sees nothing.
 template <bool PAGED, bool FROM_L2 = false, typename T>
-__device__ __forceinline__ int row_position(const attn_args<T> &a, int s, int row)
+INLINE int row_position(const attn_args<T> &a, int s, int row)
 {
     if (PAGED)
         return number_at<FROM_L2>(a.context_len + s) > 0 ? number_at<FROM_L2>(a.positions + row)
@@ -254,27 +250,25 @@ __device__ __forceinline__ int row_position(const attn_args<T> &a, int s, int ro
 }
 
 // The same, where a kernel serves both kinds of batch.
-template <typename T>
-__device__ __forceinline__ int64_t any_key_row(const attn_args<T> &a, int s, int j)
+template <typename T> INLINE int64_t any_key_row(const attn_args<T> &a, int s, int j)
 {
     return a.block_size > 0 ? key_row<true>(a, s, j) : key_row<false>(a, s, j);
 }
 
 template <bool FROM_L2 = false, typename T>
-__device__ __forceinline__ int any_row_position(const attn_args<T> &a, int s, int row)
+INLINE int any_row_position(const attn_args<T> &a, int s, int row)
 {
     return a.block_size > 0 ? row_position<true, FROM_L2>(a, s, row)
                             : row_position<false, FROM_L2>(a, s, row);
 }
 
-template <typename T>
-__device__ __forceinline__ bool visible(const attn_args<T> &a, int position, int j)
+template <typename T> INLINE bool visible(const attn_args<T> &a, int position, int j)
 {
     return j <= position && (a.window <= 0 || j > position - a.window);
 }
 
 // A score in units of log2, from a dot product.
-template <typename T> __device__ __forceinline__ float score_log2(const attn_args<T> &a, float dot)
+template <typename T> INLINE float score_log2(const attn_args<T> &a, float dot)
 {
     dot = __fmul_rn(dot, a.scale);
     if (a.softcap > 0) dot = __fmul_rn(a.softcap, tanhf(dot / a.softcap));
@@ -282,8 +276,7 @@ template <typename T> __device__ __forceinline__ float score_log2(const attn_arg
 }
 
 // Slope of the soft cap at a score in log2 units.
-template <typename T>
-__device__ __forceinline__ float softcap_slope(const attn_args<T> &a, float score)
+template <typename T> INLINE float softcap_slope(const attn_args<T> &a, float score)
 {
     if (a.softcap <= 0) return 1.f;
     float t = score * LN2 / a.softcap;
@@ -291,7 +284,7 @@ __device__ __forceinline__ float softcap_slope(const attn_args<T> &a, float scor
 }
 
 // 2^x in one instruction, within 2 ulp; results below 2^-126 are 0.
-__device__ __forceinline__ float exp2_fast(float x)
+INLINE float exp2_fast(float x)
 {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -300,8 +293,7 @@ __device__ __forceinline__ float exp2_fast(float x)
 
 // The sum of a row's weights, those of its keys being relative to `top` (log2 units), and of its
 // head's sink. A row that sees nothing has none.
-template <typename T>
-__device__ __forceinline__ float with_sink(const attn_args<T> &a, int head, float top, float sum)
+template <typename T> INLINE float with_sink(const attn_args<T> &a, int head, float top, float sum)
 {
     if (!a.sinks || top == -INFINITY) return sum;
     return __fadd_rn(sum, exp2_fast(__fmaf_rn(to_f32(a.sinks[head]), LOG2E, -top)));
@@ -311,7 +303,7 @@ __device__ __forceinline__ float with_sink(const attn_args<T> &a, int head, floa
 struct packed_rows {
     int start, base, n, head0;
 
-    __device__ __forceinline__ bool in(int r) const { return base + r < n; }
+    INLINE bool in(int r) const { return base + r < n; }
 };
 
 // Where packed row r of a tile is: its row, and its index into (T, n_heads).
@@ -319,19 +311,18 @@ struct place {
     int row, head;
 };
 
-template <typename T>
-__device__ __forceinline__ place place_of(const attn_args<T> &a, const packed_rows &p, int r)
+template <typename T> INLINE place place_of(const attn_args<T> &a, const packed_rows &p, int r)
 {
     int x = p.base + r, row = by_group(a, x);
     return {p.start + row, p.head0 + x - row * a.group};
 }
 
-template <typename T> __device__ __forceinline__ int64_t index_of(const attn_args<T> &a, place at)
+template <typename T> INLINE int64_t index_of(const attn_args<T> &a, place at)
 {
     return (int64_t)at.row * a.n_heads + at.head;
 }
 
-template <typename T> __device__ __forceinline__ int64_t query_at(const attn_args<T> &a, place at)
+template <typename T> INLINE int64_t query_at(const attn_args<T> &a, place at)
 {
     return at.row * a.q_stride + (int64_t)at.head * a.head_dim;
 }
@@ -346,8 +337,7 @@ struct row_tile {
 
 // The tile-th, of N rows at most; false where there is none. FROM_L2: as number_at() has it.
 template <int N, bool FROM_L2 = false, typename T>
-__device__ __forceinline__ bool row_tile_of(row_tile &ret, const attn_args<T> &a, int s,
-                                            int kv_head, int tile)
+INLINE bool row_tile_of(row_tile &ret, const attn_args<T> &a, int s, int kv_head, int tile)
 {
     const int start = number_at<FROM_L2>(a.query_start + s);
     packed_rows p = {start, tile * N, 0, kv_head * a.group};

@@ -40,8 +40,7 @@ struct latent_parts {
 
 // False where there is no such tile or chunk, or the sequence has many rows. May run before
 // grid_wait().
-__device__ __forceinline__ bool take_chunk(work &w, const attn_args<bf16> &a,
-                                           const latent_parts &parts, int item)
+INLINE bool take_chunk(work &w, const attn_args<bf16> &a, const latent_parts &parts, int item)
 {
     const int tasks = parts.row_tiles * a.n_seqs, chunk = item / tasks;
     const int s = item % tasks / parts.row_tiles, at = item % parts.row_tiles;
@@ -54,8 +53,7 @@ __device__ __forceinline__ bool take_chunk(work &w, const attn_args<bf16> &a,
 
 // ---- copying -----------------------------------------------------------------------------------
 
-__device__ __forceinline__ void copy_latent_queries(copier &c, const attn_args<bf16> &a,
-                                                    const work &w)
+INLINE void copy_latent_queries(copier &c, const attn_args<bf16> &a, const work &w)
 {
     const bf16 *q = a.q + first_column(a.head_dim);
     copy_tiles<WIDTH, 1>(c.kept, a.head_dim, [&](int, int r, const bf16 *(&from)[2]) {
@@ -68,8 +66,7 @@ __device__ __forceinline__ void copy_latent_queries(copier &c, const attn_args<b
 
 // A stage: 64 keys from position `tile` on.
 template <bool PAGED>
-__device__ __forceinline__ void copy_latents(copier &c, const attn_args<bf16> &a, const work &w,
-                                             int tile)
+INLINE void copy_latents(copier &c, const attn_args<bf16> &a, const work &w, int tile)
 {
     const bf16 *k = a.k + first_column(a.head_dim);
     int rows[ROWS_EACH];
@@ -88,8 +85,8 @@ __device__ __forceinline__ void copy_latents(copier &c, const attn_args<bf16> &a
 
 // The tiles from `tile` on whose keys are all before position `end`, at most n.
 template <bool PAGED, bool E4M3>
-__device__ __forceinline__ void stream_latents(copier &c, const attn_args<bf16> &a, const work &w,
-                                               int &tile, int end, int n)
+INLINE void stream_latents(copier &c, const attn_args<bf16> &a, const work &w, int &tile, int end,
+                           int n)
 {
 #pragma unroll 1
     for (; n > 0 && tile < w.end && min(tile + ROWS, w.end) <= end; n--, tile += ROWS) {
@@ -105,8 +102,7 @@ __device__ __forceinline__ void stream_latents(copier &c, const attn_args<bf16> 
 
 // Copies an item. early: keys of earlier batches may be read before grid_wait(), which is due.
 template <bool PAGED, bool E4M3>
-__device__ __forceinline__ void copy_item(copier &c, const attn_args<bf16> &a, const work &w,
-                                          bool early)
+INLINE void copy_item(copier &c, const attn_args<bf16> &a, const work &w, bool early)
 {
     int tile = w.first;
     c.begin(w);
@@ -121,17 +117,15 @@ __device__ __forceinline__ void copy_item(copier &c, const attn_args<bf16> &a, c
 // ---- chunks of one context in several items ----------------------------------------------------
 
 // Where the parts of a warpgroup's warps are; the first one's.
-__device__ __forceinline__ float4 *latent_part(const latent_parts &parts, const work &w, int chunk,
-                                               int group)
+INLINE float4 *latent_part(const latent_parts &parts, const work &w, int chunk, int group)
 {
     int64_t task = (int64_t)w.s * parts.row_tiles + w.p.base / ROWS;
     return parts.at + ((task * parts.chunks + chunk) * GROUPS + group) * parts.warps * PART;
 }
 
 // Writes the sums of an item; true in the warpgroup that is the last of the context's to do so.
-__device__ __forceinline__ bool store_chunk(computer &c, const latent_parts &parts, const work &w,
-                                            const row_sums<HALF> &r, unsigned *tickets,
-                                            int *is_last)
+INLINE bool store_chunk(computer &c, const latent_parts &parts, const work &w,
+                        const row_sums<HALF> &r, unsigned *tickets, int *is_last)
 {
     int warp = threadIdx.x % 128 / 32, task = w.s * parts.row_tiles + w.p.base / ROWS;
     float4 *to = latent_part(parts, w, w.part, c.group) + warp * PART + threadIdx.x % 32;
@@ -146,8 +140,8 @@ __device__ __forceinline__ bool store_chunk(computer &c, const latent_parts &par
 
 // Joins the chunks' sums of a warpgroup's columns, 16 rows and 64 columns a warp at a time, and
 // stores what they give.
-__device__ __forceinline__ void join_parts(computer &c, const attn_args<bf16> &a,
-                                           const latent_parts &parts, const work &w)
+INLINE void join_parts(computer &c, const attn_args<bf16> &a, const latent_parts &parts,
+                       const work &w)
 {
     constexpr int SETS = HALF / 64;
     for (int at = threadIdx.x % 128 / 32; at < parts.warps * SETS; at += 4) {
@@ -178,9 +172,8 @@ __device__ __forceinline__ void join_parts(computer &c, const attn_args<bf16> &a
 
 // A warpgroup's columns of an item.
 template <bool PAGED>
-__device__ __forceinline__ void attend_latents(computer &c, const attn_args<bf16> &a,
-                                               const latent_parts &parts, const work &item,
-                                               unsigned *tickets, int *is_last)
+INLINE void attend_latents(computer &c, const attn_args<bf16> &a, const latent_parts &parts,
+                           const work &item, unsigned *tickets, int *is_last)
 {
     const work w = item;
     const int row0 = c.row0 % ROWS;

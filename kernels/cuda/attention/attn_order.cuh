@@ -23,7 +23,7 @@
 // ---- scores: dot products times score_factor(), in log2 units ----------------------------------
 
 // 1 / x in one instruction, within 1 ulp
-__device__ __forceinline__ float reciprocal_fast(float x)
+INLINE float reciprocal_fast(float x)
 {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -31,13 +31,13 @@ __device__ __forceinline__ float reciprocal_fast(float x)
 }
 
 // With a soft cap, dots are first made scores by capped().
-__device__ __forceinline__ float score_factor(const attn_args<bf16> &a)
+INLINE float score_factor(const attn_args<bf16> &a)
 {
     return a.softcap > 0 ? 1.f : __fmul_rn(a.scale, LOG2E);
 }
 
 // cap * tanh(dot * scale / cap), in log2 units. tanh y = 1 - 2 / (1 + e^2y), to 1e-7.
-__device__ __forceinline__ float capped(const attn_args<bf16> &a, float dot)
+INLINE float capped(const attn_args<bf16> &a, float dot)
 {
     float y = __fdiv_rn(__fmul_rn(dot, a.scale), a.softcap);
     float e = exp2_fast(__fmul_rn(y, 2 * LOG2E));
@@ -54,7 +54,7 @@ struct tile_step {
 };
 
 // top: the row's largest score in the chunk so far, -inf at first; most: the tile's largest dot.
-__device__ __forceinline__ tile_step next_tile(float &top, float most, float factor)
+INLINE tile_step next_tile(float &top, float most, float factor)
 {
     float now = fmaxf(top, __fmul_rn(most, factor)); // factors are positive
     float shift = now == -INFINITY ? 0.f : now;      // nothing seen yet: every weight is 0
@@ -64,14 +64,14 @@ __device__ __forceinline__ tile_step next_tile(float &top, float most, float fac
 }
 
 // Of a dot product; -inf gives 0.
-__device__ __forceinline__ float weight_of(float dot, float factor, float shift)
+INLINE float weight_of(float dot, float factor, float shift)
 {
     return exp2_fast(__fmaf_rn(dot, factor, -shift));
 }
 
 // sum (16 x 8, all columns the same) += the row sums of weights, 16 keys of them as an mma's left
 // operand: a product with ones.
-__device__ __forceinline__ void add_row_sums(float (&sum)[4], const uint32_t (&weights)[4])
+INLINE void add_row_sums(float (&sum)[4], const uint32_t (&weights)[4])
 {
     const uint32_t ones = 0x3f803f80;
     mma(sum, weights, ones, ones);
@@ -94,7 +94,7 @@ struct join_step {
 };
 
 // top: the largest score of the chunks so far, -inf at first.
-__device__ __forceinline__ join_step next_chunk(float &top, float chunk_top)
+INLINE join_step next_chunk(float &top, float chunk_top)
 {
     float now = fmaxf(top, chunk_top), shift = now == -INFINITY ? 0.f : now;
     join_step j = {exp2_fast(__fsub_rn(top, shift)), exp2_fast(__fsub_rn(chunk_top, shift))};
@@ -102,19 +102,19 @@ __device__ __forceinline__ join_step next_chunk(float &top, float chunk_top)
     return j;
 }
 
-__device__ __forceinline__ float joined(float before, float next, join_step j)
+INLINE float joined(float before, float next, join_step j)
 {
     return __fmaf_rn(next, j.next, __fmul_rn(before, j.before));
 }
 
 // What the weighted sum of values is multiplied by in the end; 0 where a row saw nothing.
-__device__ __forceinline__ float inverse_of(float sum)
+INLINE float inverse_of(float sum)
 {
     return sum > 0 ? __frcp_rn(sum) : 0.f;
 }
 
 // Of a zero's sign, which empty tiles and chunks may change, nothing is left.
-__device__ __forceinline__ float finished(float x, float inverse)
+INLINE float finished(float x, float inverse)
 {
     return __fmaf_rn(x, inverse, 0.f);
 }

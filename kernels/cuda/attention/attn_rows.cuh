@@ -15,8 +15,7 @@ struct rows_seen {
 
 // Rows row0 .. row0 + 15 of a tile are the warp's; those past the last packed row see nothing.
 template <bool PAGED, bool FROM_L2 = false>
-__device__ __forceinline__ rows_seen seen_by(const attn_args<bf16> &a, int s, const packed_rows &p,
-                                             int row0)
+INLINE rows_seen seen_by(const attn_args<bf16> &a, int s, const packed_rows &p, int row0)
 {
     rows_seen seen;
 #pragma unroll
@@ -30,8 +29,7 @@ __device__ __forceinline__ rows_seen seen_by(const attn_args<bf16> &a, int s, co
 
 // w = value where a row does not see the column's key; the first is the key `start`.
 template <int N>
-__device__ __forceinline__ void hide(float (&w)[N / 8][4], const rows_seen &seen, int start,
-                                     float value)
+INLINE void hide(float (&w)[N / 8][4], const rows_seen &seen, int start, float value)
 {
     unrolled<N / 8, 4>([&](int i, int e) {
         int j = start + i * 8 + threadIdx.x % 4 * 2 + e % 2;
@@ -41,16 +39,15 @@ __device__ __forceinline__ void hide(float (&w)[N / 8][4], const rows_seen &seen
 
 // Applies the soft cap, if any, to dot products. They times the factor given back are scores in
 // log2 units.
-template <int N>
-__device__ __forceinline__ float to_scores(const attn_args<bf16> &a, float (&w)[N / 8][4])
+template <int N> INLINE float to_scores(const attn_args<bf16> &a, float (&w)[N / 8][4])
 {
     if (a.softcap > 0) unrolled<N / 8, 4>([&](int i, int e) { w[i][e] = capped(a, w[i][e]); });
     return score_factor(a);
 }
 // What a tile does to a thread's two rows; top is their largest score in the chunk so far.
 template <int N>
-__device__ __forceinline__ void next_tiles(tile_step (&step)[2], const float (&w)[N / 8][4],
-                                           float (&top)[2], float factor)
+INLINE void next_tiles(tile_step (&step)[2], const float (&w)[N / 8][4], float (&top)[2],
+                       float factor)
 {
     float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
     unrolled<N / 8, 4>([&](int i, int e) { most[e] = fmaxf(most[e], w[i][e]); });
@@ -66,8 +63,7 @@ __device__ __forceinline__ void next_tiles(tile_step (&step)[2], const float (&w
 /* Dot products of a tile's keys, -infinity where they are not seen, become weights; shrink is what
  * the rows' sums so far are multiplied by. */
 template <int N>
-__device__ __forceinline__ void take_weights(float (&w)[N / 8][4], float (&top)[2],
-                                             float (&shrink)[2], float factor)
+INLINE void take_weights(float (&w)[N / 8][4], float (&top)[2], float (&shrink)[2], float factor)
 {
     tile_step step[2];
     next_tiles<N>(step, w, top, factor);
@@ -77,8 +73,7 @@ __device__ __forceinline__ void take_weights(float (&w)[N / 8][4], float (&top)[
 }
 
 // The columns n .. n + 15 of mma results as the left operand of a product.
-template <int N>
-__device__ __forceinline__ void as_left(uint32_t (&x)[4], const float (&w)[N / 8][4], int n)
+template <int N> INLINE void as_left(uint32_t (&x)[4], const float (&w)[N / 8][4], int n)
 {
     const float(&lo)[4] = w[n / 8], (&hi)[4] = w[n / 8 + 1];
     x[0] = pack2(lo[0], lo[1]);
@@ -87,14 +82,14 @@ __device__ __forceinline__ void as_left(uint32_t (&x)[4], const float (&w)[N / 8
     x[3] = pack2(hi[2], hi[3]);
 }
 
-template <int HD> __device__ __forceinline__ void scale_rows(float (&acc)[HD / 8][4], float by)
+template <int HD> INLINE void scale_rows(float (&acc)[HD / 8][4], float by)
 {
     unrolled<HD / 8, 4>([&](int i, int e) { acc[i][e] *= by; });
 }
 
 // Stores 16 x HD results of a warp; row_of(r), r in 0..15, gives the row's first element or NULL.
 template <int HD, typename F>
-__device__ __forceinline__ void store_rows(const float (&acc)[HD / 8][4], int dims, F row_of)
+INLINE void store_rows(const float (&acc)[HD / 8][4], int dims, F row_of)
 {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -118,7 +113,7 @@ template <int HD> struct row_sums {
     float top[2]; // the largest score, in log2 units
 };
 
-template <int HD> __device__ __forceinline__ void clear(row_sums<HD> &r)
+template <int HD> INLINE void clear(row_sums<HD> &r)
 {
 #pragma unroll
     for (int e = 0; e < 4; e++) {
@@ -128,7 +123,7 @@ template <int HD> __device__ __forceinline__ void clear(row_sums<HD> &r)
     r.top[0] = r.top[1] = -INFINITY;
 }
 
-template <int HD> __device__ __forceinline__ void shrink_sums(row_sums<HD> &r, const float (&by)[2])
+template <int HD> INLINE void shrink_sums(row_sums<HD> &r, const float (&by)[2])
 {
 #pragma unroll
     for (int e = 0; e < 4; e++) {
@@ -146,8 +141,7 @@ template <int HD> struct waiting_sums {
 
 // r = the chunks so far and the one just summed in r.
 template <int HD>
-__device__ __forceinline__ void join_chunk(row_sums<HD> &r, const waiting_sums<HD> *before,
-                                           bool is_first)
+INLINE void join_chunk(row_sums<HD> &r, const waiting_sums<HD> *before, bool is_first)
 {
     float top[2] = {-INFINITY, -INFINITY};
     join_step step[2];
@@ -168,8 +162,7 @@ __device__ __forceinline__ void join_chunk(row_sums<HD> &r, const waiting_sums<H
     }
 }
 
-template <int HD>
-__device__ __forceinline__ void put_aside(waiting_sums<HD> *to, const row_sums<HD> &r)
+template <int HD> INLINE void put_aside(waiting_sums<HD> *to, const row_sums<HD> &r)
 {
 #pragma unroll
     for (int i = 0; i <= HD / 8; i++) {
@@ -182,8 +175,8 @@ __device__ __forceinline__ void put_aside(waiting_sums<HD> *to, const row_sums<H
 
 // Stores what the rows' sums give: rows row0 .. row0 + 15 of the tile p, from column `first` on.
 template <int HD>
-__device__ __forceinline__ void store_result(row_sums<HD> &r, const attn_args<bf16> &a,
-                                             const packed_rows &p, int row0, int first = 0)
+INLINE void store_result(row_sums<HD> &r, const attn_args<bf16> &a, const packed_rows &p, int row0,
+                         int first = 0)
 {
     int lane = threadIdx.x % 32, dims = a.latent > 0 ? a.latent : a.head_dim;
 #pragma unroll

@@ -28,7 +28,7 @@ template <int HD> constexpr int blocks_per_sm = HD <= 64 ? 4 : HD <= 128 ? 3 : 2
 // Starts copying N rows into a tile (N, HD + PAD). place(r, at) sets at to the offset of row r in
 // `from` and gives whether there is one; zeros where there is none.
 template <int HD, int N, typename F>
-__device__ __forceinline__ void copy_tile(bf16 *tile, int dims, const bf16 *from, F place)
+INLINE void copy_tile(bf16 *tile, int dims, const bf16 *from, F place)
 {
     constexpr int PER_ROW = HD / 8, STEP = THREADS / PER_ROW;
     int d = threadIdx.x % PER_ROW * 8;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void copy_tile(bf16 *tile, int dims, const bf16 *from
 
 // acc (16 x N) = left rows of `a` at row 16 * warp times rows of `b` transposed: scores
 template <int HD, int N>
-__device__ __forceinline__ void product_rows(float (&acc)[N / 8][4], const bf16 *a, const bf16 *b)
+INLINE void product_rows(float (&acc)[N / 8][4], const bf16 *a, const bf16 *b)
 {
     int warp = threadIdx.x / 32;
     unrolled<N / 8, 4>([&](int i, int e) { acc[i][e] = 0; });
@@ -63,8 +63,8 @@ __device__ __forceinline__ void product_rows(float (&acc)[N / 8][4], const bf16 
 
 // dp *= slope of the soft cap at the scores
 template <int N>
-__device__ __forceinline__ void times_slope(const attn_args<bf16> &a, float (&dp)[N / 8][4],
-                                            const float (&score)[N / 8][4])
+INLINE void times_slope(const attn_args<bf16> &a, float (&dp)[N / 8][4],
+                        const float (&score)[N / 8][4])
 {
     if (a.softcap > 0)
         unrolled<N / 8, 4>([&](int i, int e) { dp[i][e] *= softcap_slope(a, score[i][e]); });
@@ -72,8 +72,7 @@ __device__ __forceinline__ void times_slope(const attn_args<bf16> &a, float (&dp
 
 // out (16 x HD) += w (16 x N, as mma results) times the tile b (N x HD)
 template <int HD, int N>
-__device__ __forceinline__ void add_weighted(float (&out)[HD / 8][4], const float (&w)[N / 8][4],
-                                             const bf16 *b)
+INLINE void add_weighted(float (&out)[HD / 8][4], const float (&w)[N / 8][4], const bf16 *b)
 {
 #pragma unroll
     for (int n = 0; n < N; n += 16) {
@@ -97,14 +96,13 @@ template <int HD> constexpr size_t forward_shared()
 }
 
 // A block's tile of queries; false where it has nothing to do. The last rows see most and go first.
-__device__ __forceinline__ bool block_tile(row_tile &t, const attn_args<bf16> &a)
+INLINE bool block_tile(row_tile &t, const attn_args<bf16> &a)
 {
     return row_tile_of<ROWS>(t, a, blockIdx.z, blockIdx.y, gridDim.x - 1 - blockIdx.x) &&
            (a.block_size == 0 || t.rows.n > FEW_ROWS);
 }
 
-template <int HD>
-__device__ __forceinline__ void copy_queries(bf16 *to, const attn_args<bf16> &a, const row_tile &t)
+template <int HD> INLINE void copy_queries(bf16 *to, const attn_args<bf16> &a, const row_tile &t)
 {
     copy_tile<HD, ROWS>(to, a.head_dim, a.q, [&](int r, int64_t &at) {
         at = query_at(a, place_of(a, t.rows, r));
@@ -114,8 +112,8 @@ __device__ __forceinline__ void copy_queries(bf16 *to, const attn_args<bf16> &a,
 
 // Keys, or values, from `start` on; zeros behind the last that the tile sees.
 template <int HD, int KEYS>
-__device__ __forceinline__ void copy_keys(bf16 *to, const bf16 *from, const attn_args<bf16> &a,
-                                          const row_tile &t, int start)
+INLINE void copy_keys(bf16 *to, const bf16 *from, const attn_args<bf16> &a, const row_tile &t,
+                      int start)
 {
     copy_tile<HD, KEYS>(to, a.head_dim, from, [&](int r, int64_t &at) {
         bool seen = start + r <= t.highest;

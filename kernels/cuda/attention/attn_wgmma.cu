@@ -28,8 +28,7 @@ template <int N> using chunk_sums = float[N / 8 + 1][4];
 
 // all = the chunks so far and the next, whose largest scores are top.
 template <int HD>
-__device__ __forceinline__ void join(row_sums<HD> &all, const chunk_sums<HD> &chunk,
-                                     const float (&top)[2])
+INLINE void join(row_sums<HD> &all, const chunk_sums<HD> &chunk, const float (&top)[2])
 {
     join_step s[2] = {next_chunk(all.top[0], top[0]), next_chunk(all.top[1], top[1])};
 #pragma unroll
@@ -43,7 +42,7 @@ __device__ __forceinline__ void join(row_sums<HD> &all, const chunk_sums<HD> &ch
 
 // One warpgroup's rows of an item: all tiles of its keys.
 template <int HD, bool PAGED>
-__device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, const work &item)
+INLINE void attend(computer &c, const attn_args<bf16> &a, const work &item)
 {
     constexpr int N = summed<HD>;
     const work w = item;
@@ -236,7 +235,7 @@ struct row_numbers {
 // ---- copying -----------------------------------------------------------------------------------
 
 // False for a part more than the block's tiles make.
-__device__ __forceinline__ bool take_keys(work &w, const gradient_args &g, int item, work_kind kind)
+INLINE bool take_keys(work &w, const gradient_args &g, int item, work_kind kind)
 {
     const attn_args<bf16> &a = g.a;
     int kv_head = item % a.n_kv_heads, part = item / a.n_kv_heads % g.n_parts;
@@ -249,8 +248,7 @@ __device__ __forceinline__ bool take_keys(work &w, const gradient_args &g, int i
     return part < n_parts;
 }
 
-template <int HD>
-__device__ __forceinline__ void copy_keys(copier &c, const gradient_args &g, const work &w)
+template <int HD> INLINE void copy_keys(copier &c, const gradient_args &g, const work &w)
 {
     const attn_args<bf16> &a = g.a;
     const int first = w.kv_head * a.head_dim + first_column(a.head_dim);
@@ -269,8 +267,7 @@ __device__ __forceinline__ void copy_keys(copier &c, const gradient_args &g, con
 }
 
 template <int HD>
-__device__ __forceinline__ void stream_queries(copier &c, const gradient_args &g, const work &w,
-                                               row_numbers *numbers)
+INLINE void stream_queries(copier &c, const gradient_args &g, const work &w, row_numbers *numbers)
 {
     const attn_args<bf16> &a = g.a;
     packed_rows p = w.p;
@@ -292,8 +289,7 @@ __device__ __forceinline__ void stream_queries(copier &c, const gradient_args &g
     }
 }
 
-template <int HD>
-__device__ __forceinline__ void copy_queries(copier &c, const gradient_args &g, const work &w)
+template <int HD> INLINE void copy_queries(copier &c, const gradient_args &g, const work &w)
 {
     c.begin(w);
     packed_places places = places_of(g.a, w.p, g.dout);
@@ -307,8 +303,7 @@ __device__ __forceinline__ void copy_queries(copier &c, const gradient_args &g, 
     stream_keys<HD, false>(c, g.a, w);
 }
 
-template <int HD>
-__device__ __forceinline__ void copy_items(copier &c, const gradient_args &g, row_numbers *numbers)
+template <int HD> INLINE void copy_items(copier &c, const gradient_args &g, row_numbers *numbers)
 {
     c.each_item(g.tickets, g.items, [&](int item) {
         const int kinds = is_wide<HD> ? 2 : 1, of_kind = item % g.key_items;
@@ -325,8 +320,7 @@ __device__ __forceinline__ void copy_items(copier &c, const gradient_args &g, ro
 
 // ---- gradient of the queries -------------------------------------------------------------------
 
-template <int HD>
-__device__ __forceinline__ void sum_queries(computer &c, const gradient_args &g, const work &item)
+template <int HD> INLINE void sum_queries(computer &c, const gradient_args &g, const work &item)
 {
     const work w = item;
     const attn_args<bf16> &a = g.a;
@@ -410,7 +404,7 @@ struct key_rows {
     int first, min_end;
 };
 
-__device__ __forceinline__ key_rows keys_of(const attn_args<bf16> &a, int first)
+INLINE key_rows keys_of(const attn_args<bf16> &a, int first)
 {
     int key = first + threadIdx.x % 16;
     int end = key < a.n_tokens ? a.attend_end[a.seq_of[key]] : 0;
@@ -418,8 +412,8 @@ __device__ __forceinline__ key_rows keys_of(const attn_args<bf16> &a, int first)
 }
 
 // w = 0 where a key is not seen by the packed row of the column.
-__device__ __forceinline__ void hide_keys(float (&w)[ROWS / 8][4], const attn_args<bf16> &a,
-                                          const key_rows &k, const packed_rows &p)
+INLINE void hide_keys(float (&w)[ROWS / 8][4], const attn_args<bf16> &a, const key_rows &k,
+                      const packed_rows &p)
 {
     const int column = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -454,9 +448,8 @@ __device__ __forceinline__ void hide_keys(float (&w)[ROWS / 8][4], const attn_ar
 }
 
 // Weights, from scores of keys and the packed rows of p from p.base on.
-__device__ __forceinline__ void take_weights(float (&w)[ROWS / 8][4], const attn_args<bf16> &a,
-                                             const key_rows &k, const packed_rows &p,
-                                             const row_numbers &n)
+INLINE void take_weights(float (&w)[ROWS / 8][4], const attn_args<bf16> &a, const key_rows &k,
+                         const packed_rows &p, const row_numbers &n)
 {
     const float factor = score_factor(a);
     const int column = threadIdx.x % 4 * 2;
@@ -473,8 +466,8 @@ __device__ __forceinline__ void take_weights(float (&w)[ROWS / 8][4], const attn
 }
 
 // ds (of products of values and gradients) = weights times what is left of them
-__device__ __forceinline__ void
-times_weights(float (&ds)[ROWS / 8][4], const float (&weights)[ROWS / 8][4], const row_numbers &n)
+INLINE void times_weights(float (&ds)[ROWS / 8][4], const float (&weights)[ROWS / 8][4],
+                          const row_numbers &n)
 {
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++) {
@@ -490,9 +483,8 @@ template <int HD, work_kind KIND> constexpr bool has_dk = !is_wide<HD> || KIND =
 template <int HD, work_kind KIND> constexpr bool has_dv = !is_wide<HD> || KIND == OF_VALUES;
 
 template <int HD, work_kind KIND>
-__device__ __forceinline__ void store_keys(computer &c, const gradient_args &g, const work &w,
-                                           const float (&dk)[HD / 8][4],
-                                           const float (&dv)[HD / 8][4])
+INLINE void store_keys(computer &c, const gradient_args &g, const work &w,
+                       const float (&dk)[HD / 8][4], const float (&dv)[HD / 8][4])
 {
     const attn_args<bf16> &a = g.a;
     auto to = [&](int r, int head) -> bf16 * {
@@ -506,7 +498,7 @@ __device__ __forceinline__ void store_keys(computer &c, const gradient_args &g, 
                        [&](int r) { return to(r, a.n_heads + a.n_kv_heads + w.kv_head); });
 }
 
-__device__ __forceinline__ void add_four(float (&sum)[4], float4 x)
+INLINE void add_four(float (&sum)[4], float4 x)
 {
     sum[0] += x.x;
     sum[1] += x.y;
@@ -516,8 +508,8 @@ __device__ __forceinline__ void add_four(float (&sum)[4], float4 x)
 
 // Adds what the parts before have; false where there are further ones, for which it is written.
 template <int HD, work_kind KIND>
-__device__ __forceinline__ bool last_part(computer &c, const gradient_args &g, const work &w,
-                                          float (&dk)[HD / 8][4], float (&dv)[HD / 8][4])
+INLINE bool last_part(computer &c, const gradient_args &g, const work &w, float (&dk)[HD / 8][4],
+                      float (&dv)[HD / 8][4])
 {
     const int at = (w.p.start / ROWS + c.group) * g.a.n_kv_heads + w.kv_head;
     float4 *sums = (float4 *)g.sums + (int64_t)at * (HD / 4 * 128) + threadIdx.x % 128;
@@ -553,9 +545,8 @@ __device__ __forceinline__ bool last_part(computer &c, const gradient_args &g, c
 
 // The sums of a warpgroup's keys over the tiles of packed rows from p.base on.
 template <int HD, work_kind KIND>
-__device__ __forceinline__ void sum_rows(computer &c, const gradient_args &g, const work &w,
-                                         const row_numbers *numbers, packed_rows p,
-                                         float (&dk)[HD / 8][4], float (&dv)[HD / 8][4])
+INLINE void sum_rows(computer &c, const gradient_args &g, const work &w, const row_numbers *numbers,
+                     packed_rows p, float (&dk)[HD / 8][4], float (&dv)[HD / 8][4])
 {
     const attn_args<bf16> &a = g.a;
     const uint32_t values = c.kept + tile_bytes<HD>;
@@ -605,8 +596,8 @@ __device__ __forceinline__ void sum_rows(computer &c, const gradient_args &g, co
 }
 
 template <int HD, work_kind KIND>
-__device__ __forceinline__ void sum_keys(computer &c, const gradient_args &g, const work &item,
-                                         const row_numbers *numbers)
+INLINE void sum_keys(computer &c, const gradient_args &g, const work &item,
+                     const row_numbers *numbers)
 {
     const attn_args<bf16> &a = g.a;
     float dk[HD / 8][4] = {}, dv[HD / 8][4] = {};

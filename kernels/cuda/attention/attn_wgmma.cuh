@@ -61,7 +61,7 @@ template <int N = BLOCK_ROWS> static inline int query_items(const attn_args<bf16
 
 #if HAS_WGMMA
 
-template <int N> __device__ __forceinline__ int first_tile(const attn_args<bf16> &a, int s)
+template <int N> INLINE int first_tile(const attn_args<bf16> &a, int s)
 {
     return (a.query_start[s] - a.query_start[0]) * a.group / N + s;
 }
@@ -69,8 +69,8 @@ template <int N> __device__ __forceinline__ int first_tile(const attn_args<bf16>
 // False where there is no such tile, or its sequence has no more than `few` packed rows, which
 // another kernel takes. The last rows, which see most, have the lowest numbers.
 template <bool PAGED, int N = BLOCK_ROWS>
-__device__ __forceinline__ bool take_queries(work &w, const attn_args<bf16> &a, int item,
-                                             int few = PAGED ? FEW_ROWS : 0)
+INLINE bool take_queries(work &w, const attn_args<bf16> &a, int item,
+                         int few = PAGED ? FEW_ROWS : 0)
 {
     int tile = a.n_tokens * a.group / N + a.n_seqs - 1 - item / a.n_kv_heads;
     int s = 0;
@@ -91,7 +91,7 @@ __device__ __forceinline__ bool take_queries(work &w, const attn_args<bf16> &a, 
 
 // ---- copying -----------------------------------------------------------------------------------
 
-__device__ __forceinline__ void copiers_sync()
+INLINE void copiers_sync()
 {
     asm volatile("bar.sync 1, %0;" ::"n"(COPIERS) : "memory");
 }
@@ -103,7 +103,7 @@ struct copier {
     uint32_t kept, kept_full, kept_empty, kept_parity;
 
     // The kept rows' place is free; the item for it is w.
-    __device__ __forceinline__ void begin(const work &w)
+    INLINE void begin(const work &w)
     {
         barrier_wait(kept_empty, kept_parity ^ 1);
         kept_parity ^= 1;
@@ -112,18 +112,15 @@ struct copier {
             barrier_arrive(kept_full);
         }
     }
-    __device__ __forceinline__ void kept_copied() { barrier_arrive_copied(kept_full); }
+    INLINE void kept_copied() { barrier_arrive_copied(kept_full); }
 
-    __device__ __forceinline__ void begin_stage()
-    {
-        barrier_wait(stream.is_empty(), stream.parity ^ 1);
-    }
-    __device__ __forceinline__ void end_stage()
+    INLINE void begin_stage() { barrier_wait(stream.is_empty(), stream.parity ^ 1); }
+    INLINE void end_stage()
     {
         barrier_arrive_copied(stream.is_full());
         stream.next();
     }
-    __device__ __forceinline__ void end_stored_stage() // by stores, not by copies
+    INLINE void end_stored_stage() // by stores, not by copies
     {
         fence_async();
         barrier_arrive(stream.is_full());
@@ -131,7 +128,7 @@ struct copier {
     }
 
     // Goes through the items, numbers 0 .. n - 1 as blocks come to need them: f(number).
-    template <typename F> __device__ __forceinline__ void each_item(unsigned *ticket, int n, F f)
+    template <typename F> INLINE void each_item(unsigned *ticket, int n, F f)
     {
         bool first = threadIdx.x % COPIERS == 0;
         int item = blockIdx.x;
@@ -155,11 +152,11 @@ struct copier {
 #define ROWS_EACH  (ROWS / ROWS_APART)
 
 // Of the thread: its first row of a tile, and its first column, or 0 where a row has no such.
-__device__ __forceinline__ int first_row()
+INLINE int first_row()
 {
     return threadIdx.x % COPIERS / 8;
 }
-__device__ __forceinline__ int first_column(int dims)
+INLINE int first_column(int dims)
 {
     int d = threadIdx.x % 8 * 8;
     return d < dims ? d : 0;
@@ -167,8 +164,7 @@ __device__ __forceinline__ int first_column(int dims)
 
 // Starts copying 64 rows of TILES arrays into the tiles at `to`. place(i, r, from): where the
 // thread's first columns of row r, its i-th, are, an address in any case; false: the row is zeros.
-template <int HD, int TILES, typename F>
-__device__ __forceinline__ void copy_tiles(uint32_t to, int dims, F place)
+template <int HD, int TILES, typename F> INLINE void copy_tiles(uint32_t to, int dims, F place)
 {
     int u = threadIdx.x % 8, r0 = first_row();
     to += r0 * 128 + ((u ^ r0) % 8) * 16;
@@ -188,7 +184,7 @@ __device__ __forceinline__ void copy_tiles(uint32_t to, int dims, F place)
 }
 
 // from + row * bytes, in one instruction
-__device__ __forceinline__ const bf16 *row_at(const bf16 *from, int row, int bytes)
+INLINE const bf16 *row_at(const bf16 *from, int row, int bytes)
 {
     const bf16 *at;
     asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(at) : "r"(row), "r"(bytes), "l"(from));
@@ -200,8 +196,8 @@ struct packed_places {
     const bf16 *q, *out;              // of the first row and head
     int head_bytes, q_bytes, o_bytes; // between heads; added from a row's last head to the next row
 
-    __device__ __forceinline__ bool find(const attn_args<bf16> &a, const packed_rows &p, int r,
-                                         const bf16 *(&from)[2]) const
+    INLINE bool find(const attn_args<bf16> &a, const packed_rows &p, int r,
+                     const bf16 *(&from)[2]) const
     {
         int x = min(p.base + r, p.n - 1), row = by_group(a, x);
         from[0] = row_at(row_at(q, x, head_bytes), row, q_bytes);
@@ -210,8 +206,7 @@ struct packed_places {
     }
 };
 
-__device__ __forceinline__ packed_places places_of(const attn_args<bf16> &a, const packed_rows &p,
-                                                   const bf16 *out)
+INLINE packed_places places_of(const attn_args<bf16> &a, const packed_rows &p, const bf16 *out)
 {
     int64_t first = (int64_t)p.head0 * a.head_dim + first_column(a.head_dim);
     return {a.q + p.start * a.q_stride + first,
@@ -222,8 +217,8 @@ __device__ __forceinline__ packed_places places_of(const attn_args<bf16> &a, con
 // 64 keys, or values, of a pool in e4m3 from position `tile` on into the tile at `to`; zeros from
 // `end` on. BATCH: as widen_rows() has it.
 template <int HD, int BATCH>
-__device__ __forceinline__ void widen_tile(uint32_t to, const attn_args<bf16> &a, int s,
-                                           int kv_head, int value, int tile, int end)
+INLINE void widen_tile(uint32_t to, const attn_args<bf16> &a, int s, int kv_head, int value,
+                       int tile, int end)
 {
     widen_rows<HD, COPIERS, BATCH>(
         a, kv_head, value, threadIdx.x % COPIERS, 0, ROWS,
@@ -238,7 +233,7 @@ __device__ __forceinline__ void widen_tile(uint32_t to, const attn_args<bf16> &a
 
 // The keys and values that an item OF_QUERIES goes through.
 template <int HD, bool PAGED>
-__device__ __forceinline__ void stream_keys(copier &c, const attn_args<bf16> &a, const work &w)
+INLINE void stream_keys(copier &c, const attn_args<bf16> &a, const work &w)
 {
     const int first = w.kv_head * a.head_dim + first_column(a.head_dim);
     const bf16 *k = a.k + first, *v = a.v + first;
@@ -277,14 +272,14 @@ struct computer {
     uint32_t kept_full, kept_empty, kept_parity;
     int group, row0; // the warpgroup; the first of the warp's 16 rows of the block's
 
-    __device__ __forceinline__ void wait_stage()
+    INLINE void wait_stage()
     {
         barrier_wait(stream.is_full(), stream.parity);
         fence_async();
     }
     // All lanes say that they are done with what a barrier guards: it is as fast as one lane behind
     // a __syncwarp(), which racecheck does not follow.
-    __device__ __forceinline__ void done_with_kept()
+    INLINE void done_with_kept()
     {
         barrier_arrive(kept_empty);
         kept_parity ^= 1;
@@ -292,8 +287,7 @@ struct computer {
 
     // Calls f(item) with the items that are next as long as they are of this kind; an item and its
     // kept rows are there until f is done with them.
-    template <typename F>
-    __device__ __forceinline__ void each_item(const block_state &state, work_kind kind, F f)
+    template <typename F> INLINE void each_item(const block_state &state, work_kind kind, F f)
     {
         for (;;) {
             barrier_wait(kept_full, kept_parity);
@@ -305,8 +299,7 @@ struct computer {
 };
 
 // The warp's 16 rows of a tile as left operands.
-template <int HD>
-__device__ __forceinline__ void take_rows(uint32_t (&x)[HD / 16][4], uint32_t tile, int row0)
+template <int HD> INLINE void take_rows(uint32_t (&x)[HD / 16][4], uint32_t tile, int row0)
 {
     int lane = threadIdx.x % 32, row = row0 % ROWS + lane % 16;
 #pragma unroll
@@ -317,14 +310,13 @@ __device__ __forceinline__ void take_rows(uint32_t (&x)[HD / 16][4], uint32_t ti
 }
 
 // How far 16 columns of a tile lie behind its first, in units of 16 bytes.
-__device__ __forceinline__ constexpr uint32_t columns_behind(int k)
+INLINE constexpr uint32_t columns_behind(int k)
 {
     return k / 4 * (COLUMNS_APART / 16) + k % 4 * 2;
 }
 
 // w = a b': the scores of a warpgroup's 64 rows and those of the tile b.
-template <int HD>
-__device__ __forceinline__ void multiply(float (&w)[ROWS / 8][4], uint32_t a, uint32_t b)
+template <int HD> INLINE void multiply(float (&w)[ROWS / 8][4], uint32_t a, uint32_t b)
 {
     wgmma_fence();
 #pragma unroll
@@ -335,8 +327,7 @@ __device__ __forceinline__ void multiply(float (&w)[ROWS / 8][4], uint32_t a, ui
 }
 
 template <int HD>
-__device__ __forceinline__ void multiply(float (&w)[ROWS / 8][4], const uint32_t (&a)[HD / 16][4],
-                                         uint32_t b)
+INLINE void multiply(float (&w)[ROWS / 8][4], const uint32_t (&a)[HD / 16][4], uint32_t b)
 {
     wgmma_fence();
 #pragma unroll
@@ -346,7 +337,7 @@ __device__ __forceinline__ void multiply(float (&w)[ROWS / 8][4], const uint32_t
 }
 
 // w as left operands of a sum over its columns.
-__device__ __forceinline__ void as_left(uint32_t (&x)[ROWS / 16][4], const float (&w)[ROWS / 8][4])
+INLINE void as_left(uint32_t (&x)[ROWS / 16][4], const float (&w)[ROWS / 8][4])
 {
 #pragma unroll
     for (int n = 0; n < ROWS; n += 16) as_left<ROWS>(x[n / 16], w, n);
@@ -354,8 +345,8 @@ __device__ __forceinline__ void as_left(uint32_t (&x)[ROWS / 16][4], const float
 
 // sum += x b, over the rows of the tile b; without what was in sum where `add` is 0.
 template <int J>
-__device__ __forceinline__ void add_weighted(float (&sum)[J][4], const uint32_t (&x)[ROWS / 16][4],
-                                             uint32_t b, int add = 1)
+INLINE void add_weighted(float (&sum)[J][4], const uint32_t (&x)[ROWS / 16][4], uint32_t b,
+                         int add = 1)
 {
     wgmma_fence();
 #pragma unroll
@@ -367,13 +358,13 @@ __device__ __forceinline__ void add_weighted(float (&sum)[J][4], const uint32_t 
 
 // ---- parts of several warpgroups ---------------------------------------------------------------
 
-__device__ __forceinline__ void group_sync(int group)
+INLINE void group_sync(int group)
 {
     asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
 }
 
 // Of n warpgroups the last to arrive. is_last: this warpgroup's, shared.
-__device__ __forceinline__ bool last_group(unsigned *ticket, int n, int group, int *is_last)
+INLINE bool last_group(unsigned *ticket, int n, int group, int *is_last)
 {
     return completes(ticket, 1, n, threadIdx.x % 128 == 0, is_last, [=] { group_sync(group); });
 }
@@ -385,8 +376,7 @@ __device__ __forceinline__ bool last_group(unsigned *ticket, int n, int group, i
  * ring lie KEPT tiles for each of these, or, where that is 0, what all of them share. */
 template <int HD, int N, int KEPT, int TILES = 2, int EXTRA = 0, int COPIER = 40, typename COPY,
           typename COMPUTE>
-__device__ __forceinline__ void run_block(block_state &state, char *memory, COPY copying,
-                                          COMPUTE computing)
+INLINE void run_block(block_state &state, char *memory, COPY copying, COMPUTE computing)
 {
     stage_ring stream = {shared_address(memory),
                          TILES * tile_bytes<HD> + EXTRA,

@@ -27,8 +27,7 @@ template <typename T> struct heads_product {
 
 // Copies n rows of `width` elements, which lie so many apart.
 template <typename T, int V>
-__device__ __forceinline__ void copy_entries(T *to, int64_t to_row, const T *from, int64_t from_row,
-                                             int n, int width)
+INLINE void copy_entries(T *to, int64_t to_row, const T *from, int64_t from_row, int n, int width)
 {
     typedef pack<T, V> unit;
     const int units = width / V;
@@ -40,8 +39,7 @@ __device__ __forceinline__ void copy_entries(T *to, int64_t to_row, const T *fro
 }
 
 // A head's rotated entries of some rows, and the keys of the head's share of them.
-template <typename T, int V>
-__device__ __forceinline__ void copy_rotated(const heads_product<T> &p, int row0, int rows)
+template <typename T, int V> INLINE void copy_rotated(const heads_product<T> &p, int row0, int rows)
 {
     rows = min(rows, p.rows - row0);
     copy_entries<T, V>(p.c + row0 * p.c_row + blockIdx.z * p.c_head + p.cols, p.c_row,
@@ -53,8 +51,7 @@ __device__ __forceinline__ void copy_rotated(const heads_product<T> &p, int row0
                        (int)p.c_head);
 }
 
-template <typename TILE, typename T, int V>
-__device__ __forceinline__ void multiply_heads(const heads_product<T> &p)
+template <typename TILE, typename T, int V> INLINE void multiply_heads(const heads_product<T> &p)
 {
     const int row0 = blockIdx.x * TILE::rows, col0 = blockIdx.y * TILE::cols;
     const tile_operand<T> l = {p.a + blockIdx.z * p.a_head + row0 * p.a_row, p.a_row,

@@ -50,8 +50,7 @@ template <typename T> union word {
 };
 
 // The word at `first`, zeros behind the end.
-template <typename T>
-__device__ __forceinline__ word<T> word_at(const T *data, size_t first, size_t n)
+template <typename T> INLINE word<T> word_at(const T *data, size_t first, size_t n)
 {
     word<T> w;
     if (first + word_elements<T> <= n) {
@@ -65,8 +64,7 @@ __device__ __forceinline__ word<T> word_at(const T *data, size_t first, size_t n
     return w;
 }
 
-template <typename T>
-__device__ __forceinline__ void put_word(T *data, size_t first, size_t n, const word<T> &w)
+template <typename T> INLINE void put_word(T *data, size_t first, size_t n, const word<T> &w)
 {
     if (first + word_elements<T> <= n) {
         *reinterpret_cast<uint2 *>(data + first) = w.bits;
@@ -78,16 +76,14 @@ __device__ __forceinline__ void put_word(T *data, size_t first, size_t n, const 
 }
 
 template <typename T>
-__device__ __forceinline__ void add_word(float (&sum)[word_elements<T>], const word<T> &w,
-                                         bool first)
+INLINE void add_word(float (&sum)[word_elements<T>], const word<T> &w, bool first)
 {
 #pragma unroll
     for (int i = 0; i < word_elements<T>; i++)
         sum[i] = first ? to_f32(w.at[i]) : sum[i] + to_f32(w.at[i]);
 }
 
-template <typename T>
-__device__ __forceinline__ word<T> rounded(const float (&sum)[word_elements<T>])
+template <typename T> INLINE word<T> rounded(const float (&sum)[word_elements<T>])
 {
     word<T> w;
     unrolled<word_elements<T>>([&](int i) { w.at[i] = from_f32<T>(sum[i]); });

@@ -61,7 +61,7 @@ struct peer_call {
 };
 
 // The call under way: after grid_wait(), and before the block's end_peer_call().
-__device__ __forceinline__ peer_call this_peer_call(const peer_slots &p)
+INLINE peer_call this_peer_call(const peer_slots &p)
 {
     const unsigned long long ended = *(const volatile unsigned long long *)p.calls / CALL;
     return {(unsigned)(ended % 0xffffffffu) + 1, (size_t)(ended & 1) * p.size};
@@ -69,15 +69,14 @@ __device__ __forceinline__ peer_call this_peer_call(const peer_slots &p)
 
 // Every block of the kernel that ends the call, all of whose threads call it: together they add
 // CALL, whichever of them comes last.
-__device__ __forceinline__ void end_peer_call(const peer_slots &p)
+INLINE void end_peer_call(const peer_slots &p)
 {
     __syncthreads();
     if (threadIdx.x == 0)
         atomicAdd(p.calls, (unsigned long long)(blockIdx.x == 0 ? CALL - (gridDim.x - 1) : 1));
 }
 
-__device__ __forceinline__ struct line *peer_line(const peer_slots &p, peer_call call, int to,
-                                                  int from, size_t word)
+INLINE struct line *peer_line(const peer_slots &p, peer_call call, int to, int from, size_t word)
 {
     return p.of[to] + (call.set + from) * p.room + word;
 }
@@ -85,8 +84,7 @@ __device__ __forceinline__ struct line *peer_line(const peer_slots &p, peer_call
 template <typename T> constexpr int word_elements = 8 / (int)sizeof(T);
 
 // 8 bytes of the partial sum, to all others.
-__device__ __forceinline__ void send_word(const peer_slots &p, peer_call call, size_t word,
-                                          uint2 bits)
+INLINE void send_word(const peer_slots &p, peer_call call, size_t word, uint2 bits)
 {
     for (int i = 1; i < p.size; i++) {
         const int r = p.rank + i, to = r < p.size ? r : r - p.size;
@@ -98,8 +96,7 @@ __device__ __forceinline__ void send_word(const peer_slots &p, peer_call call, s
 }
 
 // The word that rank r sends.
-__device__ __forceinline__ uint2 receive_word(const peer_slots &p, peer_call call, int r,
-                                              size_t word)
+INLINE uint2 receive_word(const peer_slots &p, peer_call call, int r, size_t word)
 {
     uint4 got;
     for (int tries = 1;; tries++) {
@@ -117,7 +114,7 @@ enum peer_flag { PEER_READY, PEER_DONE };
 
 // One thread: all other ranks are to know / have said so. What this rank wrote before is visible to
 // those who find its flag.
-__device__ __forceinline__ void raise_flag(const peer_slots &p, peer_call call, peer_flag flag)
+INLINE void raise_flag(const peer_slots &p, peer_call call, peer_flag flag)
 {
     __threadfence_system();
     for (int r = 0; r < p.size; r++)
@@ -125,7 +122,7 @@ __device__ __forceinline__ void raise_flag(const peer_slots &p, peer_call call, 
             *(volatile unsigned *)(p.flags[r] + flag * MAX_PEERS + p.rank) = call.number;
 }
 
-__device__ __forceinline__ void await_flags(const peer_slots &p, peer_call call, peer_flag flag)
+INLINE void await_flags(const peer_slots &p, peer_call call, peer_flag flag)
 {
     for (int r = 0; r < p.size; r++) {
         const volatile unsigned *at = p.flags[p.rank] + flag * MAX_PEERS + r;

@@ -22,8 +22,8 @@ struct expert_span {
 };
 
 // Finds the rows of a tile; false where there are fewer tiles. Every warp finds the same.
-__device__ __forceinline__ bool find_expert_rows(expert_span &ret, const int32_t *offsets,
-                                                 int n_experts, int tile, int height)
+INLINE bool find_expert_rows(expert_span &ret, const int32_t *offsets, int n_experts, int tile,
+                             int height)
 {
     int lane = threadIdx.x % 32;
     for (int base = 0; base < n_experts; base += 32) {
@@ -51,8 +51,7 @@ __device__ __forceinline__ bool find_expert_rows(expert_span &ret, const int32_t
 // Fills before, from tiles(rows) of an expert with so many rows. A warp's; the block meets behind
 // it.
 template <typename F>
-__device__ __forceinline__ void count_tiles(int *before, const int32_t *offsets, int n_experts,
-                                            F tiles)
+INLINE void count_tiles(int *before, const int32_t *offsets, int n_experts, F tiles)
 {
     int lane = threadIdx.x % 32, all = 0;
     if (lane == 0) before[0] = 0;
@@ -70,8 +69,7 @@ struct expert_tile {
     int expert, down, across;
 };
 
-__device__ __forceinline__ expert_tile find_expert_tile(const int *before, int n_experts,
-                                                        int columns, int number)
+INLINE expert_tile find_expert_tile(const int *before, int n_experts, int columns, int number)
 {
     int e = 0, end = n_experts, q = number / columns; // before[e] <= q < before[end]
     while (end - e > 1) {

@@ -48,7 +48,7 @@ struct few_work {
 
 // What a block does for the number-th time in its grid: with each of the tiles a row of blocks has,
 // or, of experts, with each tile of their work list.
-__device__ __forceinline__ few_work find_work(const few_args &p, const int *before, int number)
+INLINE few_work find_work(const few_args &p, const int *before, int number)
 {
     if (!p.offsets) {
         int first = blockIdx.y * p.height;
@@ -64,7 +64,7 @@ struct few_ring : stage_ring {
 };
 
 // The first of the columns of a tile; where they come in pairs, of the first of each.
-template <epilogue END> __device__ __forceinline__ int first_column(int tile, int columns)
+template <epilogue END> INLINE int first_column(int tile, int columns)
 {
     return tile * (END == GATED ? columns / 2 : columns);
 }
@@ -97,9 +97,9 @@ struct few_stage {
 // One thread: keeps the ring filled for `rounds` tiles of `columns` rows of B, each of `steps`
 // stages.
 template <epilogue END>
-__device__ __forceinline__ void
-few_copy(few_ring ring, const CUtensorMap *a_map, const CUtensorMap *b_map, const few_args &p,
-         const int *before, int columns, few_stage stage, int rounds, int steps)
+INLINE void few_copy(few_ring ring, const CUtensorMap *a_map, const CUtensorMap *b_map,
+                     const few_args &p, const int *before, int columns, few_stage stage, int rounds,
+                     int steps)
 {
     auto copy_b = [&](const few_ring &ring, const few_place &place) {
         uint32_t to = ring.stage() + ring.a_bytes;
@@ -123,7 +123,7 @@ few_copy(few_ring ring, const CUtensorMap *a_map, const CUtensorMap *b_map, cons
 }
 
 // Threads of the groups, which are all but the last warp's, meet.
-template <int GROUPS> __device__ __forceinline__ void groups_sync()
+template <int GROUPS> INLINE void groups_sync()
 {
     asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");
 }

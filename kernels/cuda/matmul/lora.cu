@@ -41,14 +41,13 @@ struct lora_view { // lora_args on the device
     lora_grads grads[LORA_PARTS];
 };
 
-__device__ __forceinline__ int adapter_of(const lora_view &l, int row)
+INLINE int adapter_of(const lora_view &l, int row)
 {
     return !l.adapter ? 0 : l.adapter[l.row ? l.row[row] : row];
 }
 
 // What dropout makes of columns 4 c .. 4 c + 3 of a row of x.
-__device__ __forceinline__ void dropped(float (&ret)[4], const lora_view &l, int part, int row,
-                                        int c)
+INLINE void dropped(float (&ret)[4], const lora_view &l, int part, int row, int c)
 {
     const int at = l.row ? l.row[row] : row;
     dropout_factors(&l.dropout, part, l.dropout.sample[at], l.dropout.position[at], c, ret);
@@ -57,7 +56,7 @@ __device__ __forceinline__ void dropped(float (&ret)[4], const lora_view &l, int
 // ---- f32 ---------------------------------------------------------------------------------------
 
 // The rows from `at` on, up to `end`, that have its adapter.
-__device__ __forceinline__ int run_end(const lora_view &l, int at, int end)
+INLINE int run_end(const lora_view &l, int at, int end)
 {
     int to = at + 1;
     while (to < end && adapter_of(l, to) == adapter_of(l, at)) to++;
@@ -110,7 +109,7 @@ __global__ void plain_shrink_kernel(float *h, const float *x, int part0, const l
 }
 
 // The factor of an element of x.
-__device__ __forceinline__ float kept(const lora_view &l, int part, int row, int c)
+INLINE float kept(const lora_view &l, int part, int row, int c)
 {
     if (l.dropout.p <= 0.f) return 1.f;
     float factors[4];
@@ -236,17 +235,17 @@ static int lora_slices(int rows, int max_rank)
     return rows < MANY_ROWS ? 1 : max(1, SLICES * 16 / max(max_rank, 16));
 }
 
-__device__ __forceinline__ uint32_t pair_of(bf16 low, bf16 high)
+INLINE uint32_t pair_of(bf16 low, bf16 high)
 {
     return (uint32_t)__bfloat16_as_ushort(low) | (uint32_t)__bfloat16_as_ushort(high) << 16;
 }
 
 // The lower halves of two pairs as one, and the upper.
-__device__ __forceinline__ uint32_t lows(uint32_t a, uint32_t b)
+INLINE uint32_t lows(uint32_t a, uint32_t b)
 {
     return __byte_perm(a, b, 0x5410);
 }
-__device__ __forceinline__ uint32_t highs(uint32_t a, uint32_t b)
+INLINE uint32_t highs(uint32_t a, uint32_t b)
 {
     return __byte_perm(a, b, 0x7632);
 }
@@ -254,8 +253,7 @@ __device__ __forceinline__ uint32_t highs(uint32_t a, uint32_t b)
 // N elements from x[at] on as pairs, zeros from x[n] on. packed: x + at is aligned to all of them,
 // or to 16 bytes. FULL: it is, and they are there.
 template <int N, bool FULL = false>
-__device__ __forceinline__ void load_pairs(uint32_t (&ret)[N / 2], const bf16 *x, int at, int n,
-                                           bool packed)
+INLINE void load_pairs(uint32_t (&ret)[N / 2], const bf16 *x, int at, int n, bool packed)
 {
     constexpr int V = N < 8 ? N : 8;
     if (FULL || (packed && at + N <= n)) {
@@ -277,9 +275,8 @@ __device__ __forceinline__ void load_pairs(uint32_t (&ret)[N / 2], const bf16 *x
 // The same of rows (stride elements apart) of which `have` are there (FULL: all): ret_low has
 // column `at` of rows 2 i and 2 i + 1 in its i-th pair, ret_high column at + 1.
 template <int N, bool FULL = false>
-__device__ __forceinline__ void load_across(uint32_t (&ret_low)[N / 2], uint32_t (&ret_high)[N / 2],
-                                            const bf16 *x, int64_t stride, int have, int at, int n,
-                                            bool packed)
+INLINE void load_across(uint32_t (&ret_low)[N / 2], uint32_t (&ret_high)[N / 2], const bf16 *x,
+                        int64_t stride, int have, int at, int n, bool packed)
 {
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
@@ -293,7 +290,7 @@ __device__ __forceinline__ void load_across(uint32_t (&ret_low)[N / 2], uint32_t
 }
 
 // x and y as a pair of bf16, and what these leave of them as another.
-__device__ __forceinline__ void split(uint32_t &ret_high, uint32_t &ret_low, float x, float y)
+INLINE void split(uint32_t &ret_high, uint32_t &ret_low, float x, float y)
 {
     const float a = to_f32(from_f32<bf16>(x)), b = to_f32(from_f32<bf16>(y));
     ret_high = pack2(a, b);
@@ -302,8 +299,7 @@ __device__ __forceinline__ void split(uint32_t &ret_high, uint32_t &ret_low, flo
 
 // A bit for each adapter that rows base .. end - 1 (at most ROWS) have, that of the first such row;
 // ret_of: the adapter of the row with this lane's number, -1: none. For all lanes of a warp.
-__device__ __forceinline__ uint32_t tile_adapters(const lora_view &l, int base, int end,
-                                                  int &ret_of)
+INLINE uint32_t tile_adapters(const lora_view &l, int base, int end, int &ret_of)
 {
     const int lane = threadIdx.x % 32;
     ret_of = lane < end - base ? adapter_of(l, base + lane) : -1;
@@ -316,8 +312,8 @@ __device__ __forceinline__ uint32_t tile_adapters(const lora_view &l, int base, 
 // they are, n is a multiple of 64, and of the gradient (BACK) the rank of 2; directions from the
 // rank on then have any sums. AT_ONCE: steps of 64 elements whose loads are under way together.
 template <bool BACK, bool FULL, int AT_ONCE>
-__device__ __forceinline__ void shrink_sums(float (&sum)[2][4], const bf16 *x0, const bf16 *x1,
-                                            int n, const lora_factors &f, int j0, bool packed)
+INLINE void shrink_sums(float (&sum)[2][4], const bf16 *x0, const bf16 *x1, int n,
+                        const lora_factors &f, int j0, bool packed)
 {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int j = FULL && BACK ? min(j0 + 2 * g, f.rank - 2) : j0 + 2 * g;
@@ -349,9 +345,8 @@ __device__ __forceinline__ void shrink_sums(float (&sum)[2][4], const bf16 *x0, 
 // tile's row threadIdx.x / RANKS and direction j0 + threadIdx.x % RANKS. A warp takes 64 elements
 // of a vector at a time, a lane 16 of two rows. packed, full: as in shrink_sums().
 template <bool BACK, int AT_ONCE>
-__device__ __forceinline__ float shrink_tile(float (&sums)[WARPS][ROWS][RANKS], const bf16 *x,
-                                             int64_t stride, int n, int base, int end,
-                                             const lora_factors &f, int j0, bool packed, bool full)
+INLINE float shrink_tile(float (&sums)[WARPS][ROWS][RANKS], const bf16 *x, int64_t stride, int n,
+                         int base, int end, const lora_factors &f, int j0, bool packed, bool full)
 {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const bf16 *x0 = x + min(base + g, end - 1) * stride,
@@ -394,8 +389,8 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 // The fragments of 16 of a row's h from j on; zeros from the rank on.
-__device__ __forceinline__ void load_h(uint32_t (&ret_high)[4], uint32_t (&ret_low)[4],
-                                       const float *h0, const float *h1, int j, int rank)
+INLINE void load_h(uint32_t (&ret_high)[4], uint32_t (&ret_low)[4], const float *h0,
+                   const float *h1, int j, int rank)
 {
     float v[2][4];
 #pragma unroll
@@ -411,8 +406,8 @@ __device__ __forceinline__ void load_h(uint32_t (&ret_high)[4], uint32_t (&ret_l
 // sum[q][i] += h times the factor, for columns c0 + 16 q + 4 t + {i, 2 + i} of the part, which has
 // n. FULL: that is a multiple of 64, and the rank of 4.
 template <bool BACK, bool FULL, int Q>
-__device__ __forceinline__ void expand_sums(float (&sum)[Q][2][4], const float *h0, const float *h1,
-                                            const lora_factors &f, int c0, int n)
+INLINE void expand_sums(float (&sum)[Q][2][4], const float *h0, const float *h1,
+                        const lora_factors &f, int c0, int n)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     for (int j0 = 0; j0 < f.rank; j0 += 16) {
@@ -448,12 +443,11 @@ template <typename Y> struct four {
 };
 
 // Those from c on, of n, zeros behind these; packed: aligned to all four of them.
-__device__ __forceinline__ void load_four(four<bf16> &ret, const bf16 *y, int c, int n, bool packed)
+INLINE void load_four(four<bf16> &ret, const bf16 *y, int c, int n, bool packed)
 {
     load_pairs<4>(ret.word, y, c, n, packed);
 }
-__device__ __forceinline__ void load_four(four<float> &ret, const float *y, int c, int n,
-                                          bool packed)
+INLINE void load_four(four<float> &ret, const float *y, int c, int n, bool packed)
 {
     float v[4] = {};
     if (packed && c + 4 <= n)
@@ -465,17 +459,16 @@ __device__ __forceinline__ void load_four(four<float> &ret, const float *y, int 
     unrolled<4>([&](int i) { ret.word[i] = __float_as_uint(v[i]); });
 }
 
-__device__ __forceinline__ float element(const four<bf16> &v, int i)
+INLINE float element(const four<bf16> &v, int i)
 {
     return __uint_as_float(i % 2 ? v.word[i / 2] & 0xffff0000u : v.word[i / 2] << 16);
 }
-__device__ __forceinline__ float element(const four<float> &v, int i)
+INLINE float element(const four<float> &v, int i)
 {
     return __uint_as_float(v.word[i]);
 }
 
-template <typename Y>
-__device__ __forceinline__ void store_four(Y *y, const float (&v)[4], int c, int n, bool packed)
+template <typename Y> INLINE void store_four(Y *y, const float (&v)[4], int c, int n, bool packed)
 {
     if (packed && c + 4 <= n) {
         store<Y, 4>(y + c, v);
@@ -487,8 +480,7 @@ __device__ __forceinline__ void store_four(Y *y, const float (&v)[4], int c, int
 }
 
 // What the parts' dropout keeps of columns c .. c + 3.
-__device__ __forceinline__ void keep_four(float (&ret)[4], const lora_view &l, int part, int row,
-                                          int c)
+INLINE void keep_four(float (&ret)[4], const lora_view &l, int part, int row, int c)
 {
     ret[0] = ret[1] = ret[2] = ret[3] = 1.f;
     if (l.dropout.p > 0.f) dropped(ret, l, part, row, c / 4);
@@ -497,8 +489,8 @@ __device__ __forceinline__ void keep_four(float (&ret)[4], const lora_view &l, i
 // A lane's elements of a tile's rows of y, from column c0 on, which expand_tile() adds to: all at
 // once, so that they are on their way while it computes.
 template <typename Y, int Q>
-__device__ __forceinline__ void load_tile(four<Y> (&ret)[2][Q], const Y *y, int width, int base,
-                                          int end, int c0, int n, bool packed)
+INLINE void load_tile(four<Y> (&ret)[2][Q], const Y *y, int width, int base, int end, int c0, int n,
+                      bool packed)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     unrolled<2, Q>([&](int half, int q) {
@@ -509,8 +501,8 @@ __device__ __forceinline__ void load_tile(four<Y> (&ret)[2][Q], const Y *y, int 
 
 // total += sum, of the gradient (BACK) what the part's dropout keeps of it.
 template <bool BACK, int Q>
-__device__ __forceinline__ void add_part(float (&total)[Q][2][4], const float (&sum)[Q][2][4],
-                                         const lora_view &l, int part, int base, int end, int c0)
+INLINE void add_part(float (&total)[Q][2][4], const float (&sum)[Q][2][4], const lora_view &l,
+                     int part, int base, int end, int c0)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -531,9 +523,8 @@ __device__ __forceinline__ void add_part(float (&total)[Q][2][4], const float (&
 // part after the other; y: of its first column; before: load_tile(). packed: rows of y are aligned
 // to four columns. For all lanes of a warp.
 template <bool BACK, typename Y, int Q>
-__device__ __forceinline__ void expand_tile(Y *y, const four<Y> (&before)[2][Q], const float *h,
-                                            int part0, int parts, int adapter, int of, int base,
-                                            int c0, bool packed, const lora_view &l)
+INLINE void expand_tile(Y *y, const four<Y> (&before)[2][Q], const float *h, int part0, int parts,
+                        int adapter, int of, int base, int c0, bool packed, const lora_view &l)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int end = min(base + ROWS, l.rows), last = end - base - 1;
@@ -623,8 +614,7 @@ __global__ void __launch_bounds__(THREADS, AT_ONCE > 2 ? 1 : 2)
 }
 
 // Where the sums of a slice and a part begin.
-template <bool B>
-__device__ __forceinline__ int64_t place_of(const lora_view &l, int slice, int part)
+template <bool B> INLINE int64_t place_of(const lora_view &l, int slice, int part)
 {
     const int columns = B ? l.first[l.n_parts] : l.n_parts * l.k;
     return ((int64_t)slice * columns + (B ? l.first[part] : part * l.k)) * l.max_rank;

@@ -43,7 +43,7 @@ template <int SLABS> struct own_slabs {
     bool has[SLABS];
     uint32_t offset; // of what this lane gives the address of, in the weights of a chunk
 
-    __device__ __forceinline__ own_slabs(int warp, int slabs, int apart)
+    INLINE own_slabs(int warp, int slabs, int apart)
     {
         const int lane = threadIdx.x % 32, row = lane % 8;
         unrolled<SLABS>([&](int h) { has[h] = warp < apart && warp + h * apart < slabs; });
@@ -55,8 +55,8 @@ template <int SLABS> struct own_slabs {
 
 // The sums of a tile: of 16 rows of weights, or 8, of each warp, by 8 J tokens.
 template <int J, int SLABS, int GROUPS>
-__device__ __forceinline__ void e4m3_sums(float (&sum)[J][4], few_ring &ring, int slabs,
-                                          const own_slabs<SLABS> &own, int steps)
+INLINE void e4m3_sums(float (&sum)[J][4], few_ring &ring, int slabs, const own_slabs<SLABS> &own,
+                      int steps)
 {
     constexpr int CHUNKS = chunks_of(J, GROUPS), BATCH = 2 * CHUNKS, BATCHES = 4;
     constexpr int MATRICES = BATCH * SLABS, LOADS = MATRICES / 4;
@@ -128,8 +128,8 @@ __device__ __forceinline__ void e4m3_sums(float (&sum)[J][4], few_ring &ring, in
  * sums of two chunks by turns, so that one's are added while the next one's run. k is a multiple of
  * 64, and what a last chunk has past its end is not multiplied. */
 template <int J, int SLABS, int GROUPS>
-__device__ __forceinline__ void rounded_sums(float (&total)[J][4], few_ring &ring, int slabs,
-                                             const own_slabs<SLABS> &own, int k)
+INLINE void rounded_sums(float (&total)[J][4], few_ring &ring, int slabs,
+                         const own_slabs<SLABS> &own, int k)
 {
     constexpr int CHUNKS = chunks_of(J, GROUPS), STEPS = E4M3_CHUNK / 32, LOADS = 2 * SLABS;
     constexpr bool TURNS = J <= 4 || (J == 8 && GROUPS < 3);
@@ -205,16 +205,16 @@ template <epilogue END, int J, int SLABS, bool ROUNDED> struct e4m3_end {
     int end, token;                     // token: of the first eight
     __nv_bfloat162 old[EARLY ? ENDED : 1][J];
 
-    __device__ __forceinline__ bf16 *at(const few_args &p, const few_work &work, int h, int j) const
+    INLINE bf16 *at(const few_args &p, const few_work &work, int h, int j) const
     {
         return (bf16 *)p.c + (int64_t)(work.first + token + j * 8) * end + column[h];
     }
-    __device__ __forceinline__ bool is_there(const few_work &work, int h, int j) const
+    INLINE bool is_there(const few_work &work, int h, int j) const
     {
         return column[h] < end && token + j * 8 < work.rows;
     }
 
-    __device__ __forceinline__ void load_tokens(const few_args &p, const few_work &work)
+    INLINE void load_tokens(const few_args &p, const few_work &work)
     {
         const int first = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -226,8 +226,8 @@ template <epilogue END, int J, int SLABS, bool ROUNDED> struct e4m3_end {
                                      : 0;
     }
 
-    __device__ __forceinline__ void load(const few_args &p, const few_work &work,
-                                         const own_slabs<SLABS> &own, int warp, int apart)
+    INLINE void load(const few_args &p, const few_work &work, const own_slabs<SLABS> &own, int warp,
+                     int apart)
     {
         if constexpr (J <= 4) load_tokens(p, work);
         const int lane = threadIdx.x % 32, from = first_column<END>(work.tile, p.width);
@@ -252,15 +252,14 @@ template <epilogue END, int J, int SLABS, bool ROUNDED> struct e4m3_end {
     }
 
     // What a matmul by itself gives of a slab's sum for token k of the j-th two.
-    __device__ __forceinline__ float value(const few_args &p, float sum, int h, int j, int k) const
+    INLINE float value(const few_args &p, float sum, int h, int j, int k) const
     {
         const float x = ROUNDED ? sum * factor[h] * of_token[j][k] : sum * factor[h];
         return to_f32(from_f32<bf16>(p.bias ? x + bias[h] : x));
     }
 
     template <act_kind ACT>
-    __device__ __forceinline__ void store(const few_args &p, const few_work &work,
-                                          const float (&sum)[J][4])
+    INLINE void store(const few_args &p, const few_work &work, const float (&sum)[J][4])
     {
         if constexpr (J > 4) load_tokens(p, work);
         const bool odd = threadIdx.x / 4 % 2;
@@ -294,8 +293,7 @@ template <epilogue END, int J, int SLABS, bool ROUNDED> struct e4m3_end {
 };
 
 template <epilogue END, int J, int SLABS, int GROUPS, bool ROUNDED>
-__device__ __forceinline__ void e4m3_tile(few_ring &ring, const few_args &p, const few_work &work,
-                                          int warp, int steps)
+INLINE void e4m3_tile(few_ring &ring, const few_args &p, const few_work &work, int warp, int steps)
 {
     const int slabs = p.width / 8, apart = END == GATED ? slabs / 2 : 4 * GROUPS;
     const own_slabs<SLABS> own(warp, slabs, apart);

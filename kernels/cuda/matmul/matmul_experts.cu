@@ -22,7 +22,7 @@
 #define GROUP 8 // tiles down the result that neighbouring blocks take before the next column
 
 // Blocks of one group share rows of L and columns of R, which then come from the L2.
-__device__ __forceinline__ void place_block(int block, int columns, int &ret_down, int &ret_column)
+INLINE void place_block(int block, int columns, int &ret_down, int &ret_column)
 {
     int group = block / (GROUP * columns), remaining = block % (GROUP * columns);
     ret_down = group * GROUP + remaining % GROUP;
@@ -52,7 +52,7 @@ template <typename T, typename U> struct experts_tile {
 /* The block's tile. GRADIENT: of the weights, an (n, k) matrix for each expert (blockIdx.y), summed
  * over its rows; else all rows by n. */
 template <typename TILE, typename T, typename U>
-__device__ __forceinline__ bool find_tile(experts_tile<T, U> &ret, const experts_args<T, U> &a)
+INLINE bool find_tile(experts_tile<T, U> &ret, const experts_args<T, U> &a)
 {
     constexpr bool GRADIENT = TILE::l_across;
     int down, column, expert = blockIdx.y, i, i_end = a.n, p = 0, p_end = a.k;
@@ -213,8 +213,7 @@ struct wgmma_tile {
 
 // The tile of this number.
 template <bool GRADIENT, typename U>
-__device__ __forceinline__ wgmma_tile numbered_tile(const int *before, const wgmma_args<U> &a,
-                                                    int number)
+INLINE wgmma_tile numbered_tile(const int *before, const wgmma_args<U> &a, int number)
 {
     int columns = ((GRADIENT ? a.k : a.n) + WIDTH - 1) / WIDTH;
     expert_tile t = find_expert_tile(before, a.n_experts, columns, number);
@@ -225,8 +224,8 @@ __device__ __forceinline__ wgmma_tile numbered_tile(const int *before, const wgm
 
 // Copies a stage of a tile: of L, then of R. One thread's.
 template <bool L_ACROSS, bool R_ACROSS>
-__device__ __forceinline__ void copy_stage(uint32_t to, uint32_t full, const CUtensorMap *l_map,
-                                           const CUtensorMap *r_map, const wgmma_tile &t, int p)
+INLINE void copy_stage(uint32_t to, uint32_t full, const CUtensorMap *l_map,
+                       const CUtensorMap *r_map, const wgmma_tile &t, int p)
 {
     int matrix = L_ACROSS ? 0 : t.expert;
     if (L_ACROSS)
@@ -244,13 +243,13 @@ __device__ __forceinline__ void copy_stage(uint32_t to, uint32_t full, const CUt
 }
 
 // Threads of the groups meet.
-__device__ __forceinline__ void groups_sync()
+INLINE void groups_sync()
 {
     asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");
 }
 
 // Zeros for the rows of p from `rows` up to the next multiple of 16, in all of a stage's boxes.
-template <int BOXES> __device__ __forceinline__ void clear_rows(char *stage, int rows)
+template <int BOXES> INLINE void clear_rows(char *stage, int rows)
 {
     int last = (rows + 15) / 16 * 16, chunks = (last - rows) * 8;
     for (int at = threadIdx.x; at < chunks * BOXES; at += GROUPS * 128) {
@@ -263,8 +262,8 @@ template <int BOXES> __device__ __forceinline__ void clear_rows(char *stage, int
 
 // A group's sums of a tile.
 template <bool L_ACROSS, bool R_ACROSS>
-__device__ __forceinline__ void tile_sums(float (&sum)[N_SUMS], stage_ring &ring, char *stages,
-                                          const wgmma_tile &t, int group)
+INLINE void tile_sums(float (&sum)[N_SUMS], stage_ring &ring, char *stages, const wgmma_tile &t,
+                      int group)
 {
     constexpr int BOXES = ROWS / 64 + WIDTH / 64;
     uint32_t before = 0;
@@ -302,7 +301,7 @@ __device__ __forceinline__ void tile_sums(float (&sum)[N_SUMS], stage_ring &ring
 }
 
 // Rows that are no expert's: this group's part of the ring's protocol alone.
-__device__ __forceinline__ void skip_tile(stage_ring &ring, const wgmma_tile &t)
+INLINE void skip_tile(stage_ring &ring, const wgmma_tile &t)
 {
     for (int p = t.p; p < t.p_end; p += DEPTH, ring.next()) {
         barrier_wait(ring.is_full(), ring.parity);
@@ -311,26 +310,26 @@ __device__ __forceinline__ void skip_tile(stage_ring &ring, const wgmma_tile &t)
 }
 
 // Copies n elements from shared memory; this thread's.
-template <typename U> __device__ __forceinline__ void bulk_store(U *to, const U *from, int n)
+template <typename U> INLINE void bulk_store(U *to, const U *from, int n)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
                  "r"(shared_address(from)), "r"(n * (int)sizeof(U))
                  : "memory");
 }
 
-__device__ __forceinline__ void bulk_commit()
+INLINE void bulk_commit()
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
 // Until what this thread's have read of shared memory may be overwritten.
-__device__ __forceinline__ void bulk_wait_read()
+INLINE void bulk_wait_read()
 {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 // Until they are done.
-__device__ __forceinline__ void bulk_wait()
+INLINE void bulk_wait()
 {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
@@ -338,8 +337,8 @@ __device__ __forceinline__ void bulk_wait()
 /* A warp's 16 rows of a tile go out by way of shared memory, SPREAD bytes of a row at a time, and
  * by the copy engine, while the sums of the next tile are under way. spread: the warp's own. */
 template <typename U>
-__device__ __forceinline__ void store_tile(U *c, const float (&sum)[N_SUMS], char *spread,
-                                           const wgmma_tile &t, int width, int row)
+INLINE void store_tile(U *c, const float (&sum)[N_SUMS], char *spread, const wgmma_tile &t,
+                       int width, int row)
 {
     constexpr int COLUMNS = SPREAD / sizeof(U), PITCH = COLUMNS + 8; // no bank conflicts
     int lane = threadIdx.x % 32;
@@ -365,8 +364,8 @@ __device__ __forceinline__ void store_tile(U *c, const float (&sum)[N_SUMS], cha
  * shared memory, 64 columns at a time, so that a row is accessed 16 bytes a thread. (Adding by the
  * copy engine took 1.43 ms instead of 1.30: 128 experts of 1536 x 2048 and 65,536 rows, H200,
  * 2026-11-23.) spread: the warp's own. */
-__device__ __forceinline__ void add_tile(float *c, const float (&sum)[N_SUMS], char *spread,
-                                         const wgmma_tile &t, int width, int row)
+INLINE void add_tile(float *c, const float (&sum)[N_SUMS], char *spread, const wgmma_tile &t,
+                     int width, int row)
 {
     constexpr int PITCH = 72; // no bank conflicts
     int lane = threadIdx.x % 32, column = lane % 16 * 4;

@@ -30,8 +30,7 @@
 // A group's sums of a tile: 64 rows of A by 8 J of B. The copies of a stage may be overwritten once
 // the sums of the next are under way. What a stage has past the end of k is zeros.
 template <int J, int CHUNKS>
-__device__ __forceinline__ void few_sums(float (&sum)[4 * J], few_ring &ring, const few_args &p,
-                                         int group, int steps)
+INLINE void few_sums(float (&sum)[4 * J], few_ring &ring, const few_args &p, int group, int steps)
 {
     uint32_t a_step = p.height * CHUNK * 2 / 16, b_step = 8 * J * CHUNK * 2 / 16, before = 0;
     bool first_lane = threadIdx.x % 32 == 0;
@@ -62,8 +61,7 @@ __device__ __forceinline__ void few_sums(float (&sum)[4 * J], few_ring &ring, co
 // Sums of the rows that there are, from registers into a tile (rows, tile_pitch<J>).
 template <int J> constexpr int tile_pitch = 8 * J + 8;
 
-template <int J>
-__device__ __forceinline__ void few_spread(float *tile, const float (&sum)[4 * J], int rows)
+template <int J> INLINE void few_spread(float *tile, const float (&sum)[4 * J], int rows)
 {
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
@@ -87,7 +85,7 @@ template <epilogue END, int J> struct epilogue_at {
     bf16 bias[PAIRS + 1][2]; // as they lie in memory: not waited for before they are used
     U old[2];
 
-    __device__ __forceinline__ void load(const few_args &p, const few_work &rows, int from, int i)
+    INLINE void load(const few_args &p, const few_work &rows, int from, int i)
     {
         int end = END == GATED ? p.apart : p.n;
         row = i / ACROSS;
@@ -103,8 +101,7 @@ template <epilogue END, int J> struct epilogue_at {
         }
     }
 
-    __device__ __forceinline__ void store(const float *tile, const few_args &p,
-                                          const few_work &rows) const
+    INLINE void store(const float *tile, const few_args &p, const few_work &rows) const
     {
         if (column >= p.n) return;
         float x[PAIRS + 1][2];
@@ -126,14 +123,13 @@ template <epilogue END, int J> struct epilogue_at {
             store_sums((U *)p.c + (int64_t)row_at * p.n + column, p, x[0]);
     }
 
-    __device__ __forceinline__ void store_columns(int row_at, const few_args &p,
-                                                  float (&x)[2]) const
+    INLINE void store_columns(int row_at, const few_args &p, float (&x)[2]) const
     {
         const int64_t at = ((int64_t)row_at * p.peers.size + p.peers.rank) * p.n + column;
         for (int r = 0; r < p.peers.size; r++) store_pair(p.columns[r] + at, x[0], x[1]);
     }
 
-    __device__ __forceinline__ void store_sums(U *to, const few_args &p, float (&x)[2]) const
+    INLINE void store_sums(U *to, const few_args &p, float (&x)[2]) const
     {
         if (p.add)
 #pragma unroll
@@ -154,8 +150,7 @@ template <epilogue END, int J> struct direct_old {
     static constexpr bool AHEAD = J <= 6;
     pack<U, 2> at[AHEAD ? 2 : 1][J];
 
-    __device__ __forceinline__ void load(const few_args &p, const few_work &rows, int h, int row,
-                                         int column)
+    INLINE void load(const few_args &p, const few_work &rows, int h, int row, int column)
     {
         if (!p.add || row >= rows.rows) return;
         const U *from = (const U *)p.c + (int64_t)(rows.first + row) * p.n + column;
@@ -168,9 +163,8 @@ template <epilogue END, int J> struct direct_old {
 // Ends a thread's rows of a tile, row and row + 8 of its columns from + 8 j, from the registers
 // that the sums are in. Both of a pair of columns are there. ACT: p.act.
 template <act_kind ACT, epilogue END, int J>
-__device__ __forceinline__ void direct_end(const float (&sum)[4 * J], direct_old<END, J> &old,
-                                           const few_args &p, const few_work &rows, int row,
-                                           int from)
+INLINE void direct_end(const float (&sum)[4 * J], direct_old<END, J> &old, const few_args &p,
+                       const few_work &rows, int row, int from)
 {
     constexpr int PAIRS = (END == GATED), ACROSS = J / (PAIRS + 1);
     const int end = PAIRS ? p.apart : p.n;
@@ -204,8 +198,8 @@ __device__ __forceinline__ void direct_end(const float (&sum)[4 * J], direct_old
 
 // A tile with many rows.
 template <epilogue END, int J, int CHUNKS>
-__device__ __forceinline__ void direct_tile(few_ring &ring, const few_args &p, const few_work &rows,
-                                            int group, int steps)
+INLINE void direct_tile(few_ring &ring, const few_args &p, const few_work &rows, int group,
+                        int steps)
 {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
     const int column = first_column<END>(rows.tile, 8 * J) + lane % 4 * 2;
@@ -225,9 +219,8 @@ __device__ __forceinline__ void direct_tile(few_ring &ring, const few_args &p, c
 
 // A tile with few rows: its sums go through shared memory, so that they are all threads' work.
 template <epilogue END, int J, int CHUNKS, int GROUPS>
-__device__ __forceinline__ void spread_tile(float *tile, few_ring &ring, const few_args &p,
-                                            const few_work &rows, int group, int steps,
-                                            peer_call call, bool is_first)
+INLINE void spread_tile(float *tile, few_ring &ring, const few_args &p, const few_work &rows,
+                        int group, int steps, peer_call call, bool is_first)
 {
     int from = first_column<END>(rows.tile, 8 * J), at = threadIdx.x;
     epilogue_at<END, J> ends[ENDS_AT_ONCE];
@@ -253,8 +246,7 @@ __device__ __forceinline__ void spread_tile(float *tile, few_ring &ring, const f
 
 // Ranks put their columns together: all have what the others' blocks write here. Threads of the
 // groups, at the block's end; the last block waits for the other ranks' last ones.
-template <int GROUPS>
-__device__ __forceinline__ void end_columns(const peer_slots &p, peer_call call)
+template <int GROUPS> INLINE void end_columns(const peer_slots &p, peer_call call)
 {
     groups_sync<GROUPS>();
     if (threadIdx.x > 0) return;

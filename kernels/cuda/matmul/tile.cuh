@@ -36,7 +36,7 @@ struct mma_tile {
     static constexpr size_t shared = STAGES * stage * sizeof(bf16);
     typedef float sums[warp_rows / 16][warp_cols / 8][4];
 
-    static __device__ __forceinline__ bf16 *memory()
+    static INLINE bf16 *memory()
     {
         extern __shared__ __align__(128) bf16 tile_memory[];
         return tile_memory;
@@ -45,8 +45,7 @@ struct mma_tile {
     // Starts copying a stage of an operand, its terms from p on; zeros for what is not there. n,
     // or along the rows p_end, is a multiple of 8.
     template <bool ACROSS, int N>
-    static __device__ __forceinline__ void copy(bf16 *to, const tile_operand<bf16> &x, int p,
-                                                int p_end)
+    static INLINE void copy(bf16 *to, const tile_operand<bf16> &x, int p, int p_end)
     {
         constexpr int LINES = ACROSS ? DEPTH : N, UNITS = (ACROSS ? N : DEPTH) / 8;
         if (p >= p_end) return;
@@ -62,7 +61,7 @@ struct mma_tile {
     }
 
     // The first stages of R, before those of L can be read.
-    static __device__ __forceinline__ void begin_right(const tile_operand<bf16> &r, int p_end)
+    static INLINE void begin_right(const tile_operand<bf16> &r, int p_end)
     {
 #pragma unroll
         for (int s = 0; s < STAGES - 1; s++)
@@ -70,7 +69,7 @@ struct mma_tile {
     }
 
     // 16 x 16 of L from row i and term p of a stage: the left operand of an mma.
-    static __device__ __forceinline__ void left(uint32_t (&ret)[4], const bf16 *from, int i, int p)
+    static INLINE void left(uint32_t (&ret)[4], const bf16 *from, int i, int p)
     {
         const int lane = threadIdx.x % 32;
         if (L_ACROSS)
@@ -82,7 +81,7 @@ struct mma_tile {
     }
 
     // 16 x 16 of R: the right operands of two mma, columns j to j + 7 and j + 8 to j + 15.
-    static __device__ __forceinline__ void right(uint32_t (&ret)[4], const bf16 *from, int j, int p)
+    static INLINE void right(uint32_t (&ret)[4], const bf16 *from, int j, int p)
     {
         if (R_ACROSS)
             load_right_across<COLS + TILE_PAD>(ret, from, p, j);
@@ -90,7 +89,7 @@ struct mma_tile {
             load_right<DEPTH + TILE_PAD>(ret, from, j, p);
     }
 
-    static __device__ __forceinline__ void add_stage(sums &sum, const bf16 *from)
+    static INLINE void add_stage(sums &sum, const bf16 *from)
     {
         const int warp = threadIdx.x / 32;
         const int i0 = warp / ABREAST * warp_rows, j0 = warp % ABREAST * warp_cols;
@@ -113,9 +112,8 @@ struct mma_tile {
     }
 
     // sum += the terms 0 .. p_end - 1. begun: begin_right() was called.
-    static __device__ __forceinline__ void multiply(sums &sum, const tile_operand<bf16> &l,
-                                                    const tile_operand<bf16> &r, int p_end,
-                                                    bool begun = false)
+    static INLINE void multiply(sums &sum, const tile_operand<bf16> &l, const tile_operand<bf16> &r,
+                                int p_end, bool begun = false)
     {
         auto copy_stage = [&](int p, int slot, bool with_right) {
             bf16 *to = memory() + slot * stage;
@@ -139,7 +137,7 @@ struct mma_tile {
     }
 
     // f(i, j, sum of j, of j + 1) for a thread's.
-    template <typename F> static __device__ __forceinline__ void each_pair(const sums &sum, F f)
+    template <typename F> static INLINE void each_pair(const sums &sum, F f)
     {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const int i0 = warp / ABREAST * warp_rows + lane / 4;
@@ -155,8 +153,7 @@ struct mma_tile {
 
     // Stores n x cols_left of the tile at c, whose rows lie c_row apart, by way of shared memory:
     // 16 bytes a thread.
-    static __device__ __forceinline__ void store_tile(bf16 *c, int64_t c_row, const sums &sum,
-                                                      int n, int cols_left)
+    static INLINE void store_tile(bf16 *c, int64_t c_row, const sums &sum, int n, int cols_left)
     {
         constexpr int UNITS = COLS / 8, PITCH = COLS + TILE_PAD;
         static_assert(ROWS * PITCH <= STAGES * stage, "the results have room");
@@ -181,8 +178,7 @@ template <bool L_ACROSS, bool R_ACROSS> struct plain_tile {
     static constexpr size_t shared = 0;
     typedef float sums[4][4];
 
-    template <bool ACROSS>
-    static __device__ __forceinline__ void place_of(int s, int &ret_i, int &ret_p)
+    template <bool ACROSS> static INLINE void place_of(int s, int &ret_i, int &ret_p)
     {
         const int at = threadIdx.x + s * threads;
         ret_i = ACROSS ? at % rows : at / depth;
@@ -191,8 +187,7 @@ template <bool L_ACROSS, bool R_ACROSS> struct plain_tile {
 
     // A thread's four entries of an operand's next terms.
     template <bool ACROSS, typename T>
-    static __device__ __forceinline__ void fetch(float (&ret)[4], const tile_operand<T> &x, int p0,
-                                                 int p_end)
+    static INLINE void fetch(float (&ret)[4], const tile_operand<T> &x, int p0, int p_end)
     {
 #pragma unroll
         for (int s = 0; s < 4; s++) {
@@ -205,8 +200,7 @@ template <bool L_ACROSS, bool R_ACROSS> struct plain_tile {
         }
     }
 
-    template <bool ACROSS>
-    static __device__ __forceinline__ void put(float (&to)[depth][rows + 4], const float (&x)[4])
+    template <bool ACROSS> static INLINE void put(float (&to)[depth][rows + 4], const float (&x)[4])
     {
 #pragma unroll
         for (int s = 0; s < 4; s++) {
@@ -216,14 +210,11 @@ template <bool L_ACROSS, bool R_ACROSS> struct plain_tile {
         }
     }
 
-    template <typename T>
-    static __device__ __forceinline__ void begin_right(const tile_operand<T> &, int)
-    {
-    }
+    template <typename T> static INLINE void begin_right(const tile_operand<T> &, int) {}
 
     template <typename T>
-    static __device__ __forceinline__ void
-    multiply(sums &sum, const tile_operand<T> &l, const tile_operand<T> &r, int p_end, bool = false)
+    static INLINE void multiply(sums &sum, const tile_operand<T> &l, const tile_operand<T> &r,
+                                int p_end, bool = false)
     {
         __shared__ __align__(16) float left[depth][rows + 4], right[depth][rows + 4];
         float x[4], y[4];
@@ -247,7 +238,7 @@ template <bool L_ACROSS, bool R_ACROSS> struct plain_tile {
         }
     }
 
-    template <typename F> static __device__ __forceinline__ void each_pair(const sums &sum, F f)
+    template <typename F> static INLINE void each_pair(const sums &sum, F f)
     {
         const int i = threadIdx.x / 16 * 4, j = threadIdx.x % 16 * 4;
 #pragma unroll
@@ -257,8 +248,7 @@ template <bool L_ACROSS, bool R_ACROSS> struct plain_tile {
     }
 
     template <typename T>
-    static __device__ __forceinline__ void store_tile(T *c, int64_t c_row, const sums &sum, int n,
-                                                      int cols_left)
+    static INLINE void store_tile(T *c, int64_t c_row, const sums &sum, int n, int cols_left)
     {
         each_pair(sum, [&](int i, int j, float x, float y) {
             if (i < n && j < cols_left) c[i * c_row + j] = from_f32<T>(x);

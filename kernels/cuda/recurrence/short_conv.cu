@@ -25,7 +25,7 @@ struct conv_rows {
 };
 
 // The row `back` rows before row r of sequence s of a packed batch; -1: there is none.
-__device__ __forceinline__ int packed_before(const delta_rows &b, int s, int r, int back)
+INLINE int packed_before(const delta_rows &b, int s, int r, int back)
 {
     if (r - back >= b.query_start[s]) return r - back;
     int position = b.first_position[s] + r - b.query_start[s] - back;
@@ -61,13 +61,13 @@ __device__ __noinline__ float convolve(const T *x, const T *w, const T *bias, co
     return sum;
 }
 
-__device__ __forceinline__ float conv_out(const conv_rows &a, float sum)
+INLINE float conv_out(const conv_rows &a, float sum)
 {
     return a.bare ? sum : sum * sigmoid(sum);
 }
 
 // The gradient of the sum before SiLU.
-__device__ __forceinline__ float conv_slope(const conv_rows &a, float sum, float dy)
+INLINE float conv_slope(const conv_rows &a, float sum, float dy)
 {
     const float open = __fdividef(1.f, 1.f + __expf(-sum));
     return dy * (a.bare ? 1.f : open * (1.f + sum * (1.f - open)));
@@ -79,8 +79,7 @@ template <int V, int TAPS> struct conv_weights {
 };
 
 template <int V, int TAPS, typename T>
-__device__ __forceinline__ conv_weights<V, TAPS> weights_of(const T *w, const T *bias,
-                                                            const conv_rows &a, int c)
+INLINE conv_weights<V, TAPS> weights_of(const T *w, const T *bias, const conv_rows &a, int c)
 {
     conv_weights<V, TAPS> own;
 #pragma unroll
@@ -95,8 +94,8 @@ __device__ __forceinline__ conv_weights<V, TAPS> weights_of(const T *w, const T 
 
 // The sum of a row whose own input is x[own], and those before it stand before that.
 template <int V, int TAPS, int N>
-__device__ __forceinline__ void convolve(float (&sum)[V], const float (&x)[N][V], int own,
-                                         const conv_weights<V, TAPS> &w, int taps)
+INLINE void convolve(float (&sum)[V], const float (&x)[N][V], int own,
+                     const conv_weights<V, TAPS> &w, int taps)
 {
     unrolled<V>([&](int v) { sum[v] = w.bias[v]; });
 #pragma unroll
@@ -114,7 +113,7 @@ struct conv_run {
     bool alone;
 };
 
-__device__ __forceinline__ conv_run run_at(const conv_rows &a, int row, int last, int ahead)
+INLINE conv_run run_at(const conv_rows &a, int row, int last, int ahead)
 {
     const int s = a.b.seq_of[row], begin = a.b.query_start[s], end = a.b.query_start[s + 1];
     const int n = min(min(RUN, last - row), end - row);
@@ -126,8 +125,7 @@ __device__ __forceinline__ conv_run run_at(const conv_rows &a, int row, int last
 
 // A row; zeros where the run has none.
 template <int V, typename T>
-__device__ __forceinline__ void read_row(float (&to)[V], const T *from, int64_t stride,
-                                         const conv_run &run, int row)
+INLINE void read_row(float (&to)[V], const T *from, int64_t stride, const conv_run &run, int row)
 {
     const bool is_there = row >= run.begin && row < run.end;
     if (is_there) load<T, V>(to, from + row * stride);
@@ -170,7 +168,7 @@ __global__ void conv_kernel(T *y, const T *x, const T *w, const T *bias,
 
 // The windows that a unit leaves, of a channel.
 template <typename T>
-__device__ __forceinline__ void renew_windows(const T *x, const conv_rows &a, int s, int end, int c)
+INLINE void renew_windows(const T *x, const conv_rows &a, int s, int end, int c)
 {
     const int first = a.b.query_start[s], position = a.b.positions[first];
     const float *from = a.b.states + a.b.state_from[s] * a.b.slot_elements;

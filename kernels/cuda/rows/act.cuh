@@ -6,18 +6,18 @@
 
 #include "kernels/cuda/cuda.cuh"
 
-__device__ __forceinline__ float sigmoid(float x)
+INLINE float sigmoid(float x)
 {
     return 1.f / (1.f + expf(-x));
 }
 
 // GELU's tanh form is x * sigmoid(2 u), because (1 + tanh u) / 2 = sigmoid(2 u).
-__device__ __forceinline__ float gelu_tanh_2u(float x)
+INLINE float gelu_tanh_2u(float x)
 {
     return 2.f * 0.7978845608f * (x + 0.044715f * x * x * x);
 }
 
-__device__ __forceinline__ float activate(float x, act_kind kind)
+INLINE float activate(float x, act_kind kind)
 {
     if (kind == ACT_SILU) return x * sigmoid(x);
     if (kind == ACT_GELU_TANH) return x * sigmoid(gelu_tanh_2u(x));
@@ -30,12 +30,12 @@ __device__ __forceinline__ float activate(float x, act_kind kind)
 struct clamped_pair {
     float gate, up, share; // share: the sigmoid
 
-    __device__ __forceinline__ clamped_pair(float g, float u, const act_shape &s)
+    INLINE clamped_pair(float g, float u, const act_shape &s)
         : gate(fminf(g, s.limit)), up(fmaxf(fminf(u, s.limit), -s.limit)),
           share(sigmoid(s.alpha * gate))
     {
     }
-    __device__ __forceinline__ float value() const { return gate * share * (up + 1.f); }
+    INLINE float value() const { return gate * share * (up + 1.f); }
 };
 
 #endif

@@ -12,8 +12,7 @@
 
 #define THREADS 256
 
-__device__ __forceinline__ float adamw_step(float p, float &m, float &v, float g,
-                                            const adamw_factors &c)
+INLINE float adamw_step(float p, float &m, float &v, float g, const adamw_factors &c)
 {
     p = __fsub_rn(p, __fmul_rn(c.decay, p));
     m = __fadd_rn(__fmul_rn(c.beta1, m), __fmul_rn(c.rest1, g));
@@ -24,7 +23,7 @@ __device__ __forceinline__ float adamw_step(float p, float &m, float &v, float g
 
 // A moment in memory: f32, bf16 bits, or an 8-bit code of its block's largest (scale; inverse: of
 // what the block's largest is now).
-template <typename M> __device__ __forceinline__ float m_of(M x, float scale)
+template <typename M> INLINE float m_of(M x, float scale)
 {
     if constexpr (sizeof(M) == 4)
         return x;
@@ -33,14 +32,14 @@ template <typename M> __device__ __forceinline__ float m_of(M x, float scale)
     else
         return moment_unpack_m(x, scale);
 }
-template <typename M> __device__ __forceinline__ float v_of(M x, float scale)
+template <typename M> INLINE float v_of(M x, float scale)
 {
     if constexpr (sizeof(M) == 1)
         return moment_unpack_v(x, scale);
     else
         return m_of<M>(x, scale);
 }
-template <typename M> __device__ __forceinline__ M m_kept(float x, float inverse, uint32_t noise)
+template <typename M> INLINE M m_kept(float x, float inverse, uint32_t noise)
 {
     if constexpr (sizeof(M) == 4)
         return x;
@@ -49,7 +48,7 @@ template <typename M> __device__ __forceinline__ M m_kept(float x, float inverse
     else
         return moment_pack_m(x, inverse, noise);
 }
-template <typename M> __device__ __forceinline__ M v_kept(float x, float inverse, uint32_t noise)
+template <typename M> INLINE M v_kept(float x, float inverse, uint32_t noise)
 {
     if constexpr (sizeof(M) == 1)
         return moment_pack_v(x, inverse, noise);
@@ -61,8 +60,7 @@ template <typename M> __device__ __forceinline__ M v_kept(float x, float inverse
 static_assert(LANE * 32 == MOMENT_BLOCK, "a warp is a block");
 
 // `count` values at `from`, in one access where they are LANE and lie so (wide); the rest are 0.
-template <typename T>
-__device__ __forceinline__ pack<T, LANE> lane_load(const T *from, int count, bool wide)
+template <typename T> INLINE pack<T, LANE> lane_load(const T *from, int count, bool wide)
 {
     pack<T, LANE> p = {};
     if (wide && count == LANE) return *reinterpret_cast<const pack<T, LANE> *>(from);
@@ -72,8 +70,7 @@ __device__ __forceinline__ pack<T, LANE> lane_load(const T *from, int count, boo
     return p;
 }
 
-template <typename T>
-__device__ __forceinline__ void lane_store(T *to, const pack<T, LANE> &p, int count, bool wide)
+template <typename T> INLINE void lane_store(T *to, const pack<T, LANE> &p, int count, bool wide)
 {
     if (wide && count == LANE) {
         *reinterpret_cast<pack<T, LANE> *>(to) = p;
@@ -180,7 +177,7 @@ void cuda_adamw(struct device *dev, void *w, uint16_t *low, const struct moments
 
 #define SQUARE_BLOCKS 1024
 
-__device__ __forceinline__ double block_sum_f64(double x)
+INLINE double block_sum_f64(double x)
 {
     __shared__ double shared[THREADS / 32];
 #pragma unroll

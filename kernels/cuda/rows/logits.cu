@@ -14,8 +14,8 @@
 #define TILE         (TILE_THREADS * TILE_GROUPS * 4)
 
 // z of the tokens t .. t + 3; -inf past the end
-__device__ __forceinline__ void load_scaled(float (&z)[4], const float *row, int t, int vocab,
-                                            float scale, bool in_fours)
+INLINE void load_scaled(float (&z)[4], const float *row, int t, int vocab, float scale,
+                        bool in_fours)
 {
     if (in_fours && t + 3 < vocab)
         load<float, 4>(z, row + t);
@@ -29,15 +29,14 @@ struct log_sum {
 };
 
 // Of the maxima -inf is none to subtract.
-__device__ __forceinline__ float shift_of(float max)
+INLINE float shift_of(float max)
 {
     return max == -INFINITY ? 0.f : max;
 }
 
 // Of the tile that the block's threads hold, given to all of them. e: e^(z - max), of -inf 0.
 // `shared` holds 32 floats.
-__device__ __forceinline__ log_sum tile_sum(const float (&z)[TILE_GROUPS][4],
-                                            float (&e)[TILE_GROUPS][4], float *shared)
+INLINE log_sum tile_sum(const float (&z)[TILE_GROUPS][4], float (&e)[TILE_GROUPS][4], float *shared)
 {
     float max = -INFINITY, sum = 0;
     unrolled<TILE_GROUPS, 4>([&](int j, int i) { max = fmaxf(max, z[j][i]); });
@@ -49,7 +48,7 @@ __device__ __forceinline__ log_sum tile_sum(const float (&z)[TILE_GROUPS][4],
 }
 
 // Of a row's n tiles, the i-th of which tile(i) gives, by a whole warp and given to all of it.
-template <typename F> __device__ __forceinline__ log_sum join_tiles(int n, F tile)
+template <typename F> INLINE log_sum join_tiles(int n, F tile)
 {
     int lane = threadIdx.x % 32;
     float max = -INFINITY, sum = 0;
@@ -63,7 +62,7 @@ template <typename F> __device__ __forceinline__ log_sum join_tiles(int n, F til
 }
 
 // The log-probability of a token; log_of_sum: logf(row.sum)
-__device__ __forceinline__ float logprob_of(float z, float max, float log_of_sum)
+INLINE float logprob_of(float z, float max, float log_of_sum)
 {
     return __fsub_rn(__fsub_rn(z, max), log_of_sum);
 }
@@ -88,8 +87,7 @@ struct tile_sums {
 
 /* A tile by one warp, which stands in for the TILE_WARPS warps that tile_sum() has: a lane holds
  * what that lane of each of them would, and adds in their order. Nobody waits for a block. */
-__device__ __forceinline__ tile_sums tile_by_warp(const float *row, int first, int vocab,
-                                                  float scale, bool in_fours)
+INLINE tile_sums tile_by_warp(const float *row, int first, int vocab, float scale, bool in_fours)
 {
     int lane = threadIdx.x % 32;
     float z[TILE_WARPS][TILE_GROUPS][4], max = -INFINITY, sums[TILE_WARPS], weighted = 0;
@@ -119,8 +117,7 @@ __device__ __forceinline__ tile_sums tile_by_warp(const float *row, int first, i
 }
 
 // By a block; given to all of it.
-__device__ __forceinline__ row_sum sum_row(tile_sums *tiles, const float *row, int vocab,
-                                           float scale, bool in_fours)
+INLINE row_sum sum_row(tile_sums *tiles, const float *row, int vocab, float scale, bool in_fours)
 {
     const int n = (vocab + TILE - 1) / TILE;
     __syncthreads(); // the tiles of another row were read
@@ -193,20 +190,20 @@ struct candidate {
     int token;
 };
 
-__device__ __forceinline__ bool is_before(candidate a, candidate b)
+INLINE bool is_before(candidate a, candidate b)
 {
     return a.z > b.z || (a.z == b.z && a.token < b.token);
 }
 
 // A logit that is not a number comes last, so that every token has a place.
-__device__ __forceinline__ candidate candidate_of(const float *row, int t)
+INLINE candidate candidate_of(const float *row, int t)
 {
     float z = row[t];
     return {isnan(z) ? -INFINITY : z, t};
 }
 
 // The first of the block's candidates, given to every thread.
-__device__ __forceinline__ candidate block_first(candidate c, candidate *shared)
+INLINE candidate block_first(candidate c, candidate *shared)
 {
 #pragma unroll
     for (int o = 16; o; o >>= 1) {
@@ -225,8 +222,7 @@ __device__ __forceinline__ candidate block_first(candidate c, candidate *shared)
 
 // The first HELD of this thread's tokens that come behind `last`, in order; token `vocab` stands
 // for none.
-__device__ __forceinline__ void gather(candidate (&held)[HELD], const float *row, int vocab,
-                                       candidate last)
+INLINE void gather(candidate (&held)[HELD], const float *row, int vocab, candidate last)
 {
 #pragma unroll
     for (int i = 0; i < HELD; i++) held[i] = {-INFINITY, vocab};
@@ -489,14 +485,14 @@ struct row_view {
 };
 
 // Whether row i has a draft to be verified. The host cannot look: one that makes no sense is none.
-__device__ __forceinline__ bool is_verified(const row_set &set, int i, const sample_params &p)
+INLINE bool is_verified(const row_set &set, int i, const sample_params &p)
 {
     sample_draft d = set.drafts[i];
     return d.token >= 0 && d.token < set.draft_vocab && d.row >= 0 && p.temperature != 0.f;
 }
 
 // MASKED: some row has a mask; what is compiled for none has no trace of them.
-template <bool MASKED> __device__ __forceinline__ row_view row_of(const row_set &set, int i)
+template <bool MASKED> INLINE row_view row_of(const row_set &set, int i)
 {
     if (i < set.n) {
         row_view r = {set.logits + (int64_t)i * set.vocab,
@@ -517,14 +513,14 @@ template <bool MASKED> __device__ __forceinline__ row_view row_of(const row_set 
 }
 
 // z of token t, which may come or not.
-__device__ __forceinline__ float scaled_z(const row_view &r, int t, float scale)
+INLINE float scaled_z(const row_view &r, int t, float scale)
 {
     const bool may = !r.mask || (r.mask[t / 32] >> t % 32 & 1);
     return __fmul_rn(may ? r.logits[t] : MIN_LOGIT, scale);
 }
 
 // load_scaled() of a row, from token t, a multiple of 4, on.
-__device__ __forceinline__ void load_row(float (&z)[4], const row_view &r, int t, float scale)
+INLINE void load_row(float (&z)[4], const row_view &r, int t, float scale)
 {
     load_scaled(z, r.logits, t, r.vocab, scale, r.in_fours);
     if (!r.mask || t >= r.vocab) return;
@@ -535,7 +531,7 @@ __device__ __forceinline__ void load_row(float (&z)[4], const row_view &r, int t
 }
 
 // Keeps the better of two candidates in `best`; the lower token wins a tie.
-__device__ __forceinline__ void better(vocab_tile &best, float score, float z, int token)
+INLINE void better(vocab_tile &best, float score, float z, int token)
 {
     if (score > best.score || (score == best.score && token < best.token)) {
         best.score = score;
@@ -544,7 +540,7 @@ __device__ __forceinline__ void better(vocab_tile &best, float score, float z, i
     }
 }
 
-__device__ __forceinline__ void lanes_best(vocab_tile &best)
+INLINE void lanes_best(vocab_tile &best)
 {
 #pragma unroll
     for (int o = 16; o; o >>= 1) {
@@ -555,7 +551,7 @@ __device__ __forceinline__ void lanes_best(vocab_tile &best)
 }
 
 // The best of a block, valid in warp 0.
-__device__ __forceinline__ void block_best(vocab_tile &best)
+INLINE void block_best(vocab_tile &best)
 {
     __shared__ vocab_tile shared[32];
     lanes_best(best);
@@ -568,7 +564,7 @@ __device__ __forceinline__ void block_best(vocab_tile &best)
 }
 
 // The best of a row's tiles, valid in every lane of the calling warp.
-__device__ __forceinline__ vocab_tile best_of_tiles(const vocab_tile *of_row, int n, int vocab)
+INLINE vocab_tile best_of_tiles(const vocab_tile *of_row, int n, int vocab)
 {
     vocab_tile best = {0, 0, -INFINITY, -INFINITY, vocab - 1};
     for (int i = threadIdx.x; i < n; i += 32) {
@@ -579,8 +575,7 @@ __device__ __forceinline__ vocab_tile best_of_tiles(const vocab_tile *of_row, in
     return best;
 }
 
-__device__ __forceinline__ sample_result result_of(int token, float z, const row_stats &s,
-                                                   bool filtered)
+INLINE sample_result result_of(int token, float z, const row_stats &s, bool filtered)
 {
     float logprob = logprob_of(z, s.max, logf(s.all));
     if (!filtered) return {token, logprob, logprob, 1.f};
@@ -595,9 +590,8 @@ __device__ __forceinline__ sample_result result_of(int token, float z, const row
  * always its best score: each lane computes the score of its most hopeful token, then those of the
  * few whose hope still reaches the best of these. */
 template <typename F>
-__device__ __forceinline__ void best_with_noise(vocab_tile &best, const float (&z)[GROUPS][4],
-                                                float (&e)[GROUPS][4], float max,
-                                                const sample_params &p, int t0, F z_of)
+INLINE void best_with_noise(vocab_tile &best, const float (&z)[GROUPS][4], float (&e)[GROUPS][4],
+                            float max, const sample_params &p, int t0, F z_of)
 {
     // rng_below1() is nowhere less than 1 - 2^-14 of its word; the rest of the margin is rounding
     auto enough = [&] { return expf(lanes_max(best.score) - max) * (0.999f / 4294967296.f); };
@@ -704,32 +698,31 @@ struct bins {
     uint32_t digit[3][BINS];
 };
 
-__device__ __forceinline__ unsigned long long mass_of(float z, float max)
+INLINE unsigned long long mass_of(float z, float max)
 {
     return (unsigned long long)(expf(z - max) * 2199023255552.f);
 }
 
-__device__ __forceinline__ unsigned long long bin_sum(const bins &b, int i)
+INLINE unsigned long long bin_sum(const bins &b, int i)
 {
     return b.digit[0][i] + ((unsigned long long)b.digit[1][i] << DIGIT_BITS) +
            ((unsigned long long)b.digit[2][i] << 2 * DIGIT_BITS);
 }
 
 // Unsigned integers in the order of the floats.
-__device__ __forceinline__ uint32_t order_of(float x)
+INLINE uint32_t order_of(float x)
 {
     uint32_t u = __float_as_uint(x);
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-__device__ __forceinline__ bool is_kept(float z, float e, uint32_t floor, const sample_params &p)
+INLINE bool is_kept(float z, float e, uint32_t floor, const sample_params &p)
 {
     return order_of(z) >= floor && e >= p.min_p && z > -INFINITY;
 }
 
 // Calls f(z, t) for every token of the row that is this thread's.
-template <typename F>
-__device__ __forceinline__ void each_token(const row_view &r, float scale, F f)
+template <typename F> INLINE void each_token(const row_view &r, float scale, F f)
 {
 #pragma unroll 2
     for (int t = threadIdx.x * 4; t < r.vocab; t += FILTER_THREADS * 4) {
@@ -743,8 +736,8 @@ __device__ __forceinline__ void each_token(const row_view &r, float scale, F f)
  * `floor` and above, is at least `target`; the weight of a token is 1 (!MASS) or mass_of it. Where
  * the whole does not reach the target: that of the smallest. */
 template <bool MASS>
-__device__ __forceinline__ uint32_t select(const row_view &r, float scale, float max,
-                                           uint32_t floor, double target, bins &b)
+INLINE uint32_t select(const row_view &r, float scale, float max, uint32_t floor, double target,
+                       bins &b)
 {
     __shared__ uint32_t chosen;
     __shared__ unsigned long long above_chosen;
@@ -874,7 +867,7 @@ __global__ void __launch_bounds__(FILTER_THREADS)
 // ---- drafts ------------------------------------------------------------------------------------
 
 // The probability of a token after temperature and filtering.
-__device__ __forceinline__ float probability(float z, const row_stats &s, const sample_params &p)
+INLINE float probability(float z, const row_stats &s, const sample_params &p)
 {
     float e = expf(z - s.max);
     return is_kept(z, e, s.floor, p) ? e / s.kept : 0.f;

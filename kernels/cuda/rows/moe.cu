@@ -16,7 +16,7 @@
 
 // The entry after (limit, last), in order of rank and number, of those whose rank is a number; a
 // warp's. It is returned to every lane, its rank in `limit`.
-__device__ __forceinline__ int next_largest(const float *rank, int n, float &limit, int last)
+INLINE int next_largest(const float *rank, int n, float &limit, int last)
 {
     float best = -INFINITY;
     int at = INT_MAX;
@@ -42,7 +42,7 @@ __device__ __forceinline__ int next_largest(const float *rank, int n, float &lim
 }
 
 // A group is as good as its best expert, or its two best together.
-__device__ __forceinline__ float group_rank(const float *rank, int n, moe_scoring scoring)
+INLINE float group_rank(const float *rank, int n, moe_scoring scoring)
 {
     float first = -INFINITY, second = -INFINITY;
     for (int e = 0; e < n; e++) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ float group_rank(const float *rank, int n, moe_scorin
 }
 
 // Rules out the experts of all but the best groups. A warp's; of_group: (n_group) scratch.
-__device__ __forceinline__ void limit_groups(float *rank, float *of_group, const moe_shape &s)
+INLINE void limit_groups(float *rank, float *of_group, const moe_shape &s)
 {
     int lane = threadIdx.x % 32, size = s.n_experts / s.n_group, last = -1;
     float limit = INFINITY;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void limit_groups(float *rank, float *of_group, const
 }
 
 // The largest of a row's logits, and the sum of e^(logit - max); a warp's.
-__device__ __forceinline__ void row_sums(const float *logits, int n, float &ret_max, float &ret_sum)
+INLINE void row_sums(const float *logits, int n, float &ret_max, float &ret_sum)
 {
     float max = -INFINITY, sum = 0;
     for (int e = threadIdx.x % 32; e < n; e += 32) max = fmaxf(max, logits[e]);

@@ -17,11 +17,8 @@ template <typename T, int V, int E, int GROUP> struct held {
     static constexpr int PACKS = E / V;
     pack<T, V> at[PACKS];
 
-    static __device__ __forceinline__ int column(int k)
-    {
-        return (k * GROUP + (int)threadIdx.x % GROUP) * V;
-    }
-    __device__ __forceinline__ void take(const T *row, int width)
+    static INLINE int column(int k) { return (k * GROUP + (int)threadIdx.x % GROUP) * V; }
+    INLINE void take(const T *row, int width)
     {
 #pragma unroll
         for (int k = 0; k < PACKS; k++)
@@ -29,7 +26,7 @@ template <typename T, int V, int E, int GROUP> struct held {
     }
     // Between two passes: without it the compiler keeps every element as f32 meanwhile, in twice
     // the registers.
-    __device__ __forceinline__ void keep_packed()
+    INLINE void keep_packed()
     {
         if constexpr (sizeof at[0] == 16)
 #pragma unroll
@@ -38,14 +35,14 @@ template <typename T, int V, int E, int GROUP> struct held {
                 asm volatile("" : "+r"(u.x), "+r"(u.y), "+r"(u.z), "+r"(u.w));
             }
     }
-    __device__ __forceinline__ float operator()(int k, int i) const
+    INLINE float operator()(int k, int i) const
     {
         return to_f32(at[k].at[i]);
     }
 };
 
 // f(k) for the packs that lie in the row
-template <typename H, typename F> __device__ __forceinline__ void each_pack(int width, F f)
+template <typename H, typename F> INLINE void each_pack(int width, F f)
 {
 #pragma unroll
     for (int k = 0; k < H::PACKS; k++)
@@ -53,7 +50,7 @@ template <typename H, typename F> __device__ __forceinline__ void each_pack(int 
 }
 
 // What the warps of the group bring, one to a lane.
-template <int WARPS, typename X> __device__ __forceinline__ X of_warps(X x, X *shared)
+template <int WARPS, typename X> INLINE X of_warps(X x, X *shared)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     __syncthreads();
@@ -64,7 +61,7 @@ template <int WARPS, typename X> __device__ __forceinline__ X of_warps(X x, X *s
 
 // Sum over the group, given to all its threads. Where a group is several warps the block meets, so
 // all its groups must call. shared: a float for each warp of the block.
-template <int GROUP> __device__ __forceinline__ float group_sum(float x, float *shared)
+template <int GROUP> INLINE float group_sum(float x, float *shared)
 {
     constexpr int WARPS = GROUP / 32;
     x = lanes_sum(x);
@@ -72,14 +69,14 @@ template <int GROUP> __device__ __forceinline__ float group_sum(float x, float *
 }
 
 // The largest, likewise.
-template <int GROUP> __device__ __forceinline__ unsigned group_max(unsigned x, unsigned *shared)
+template <int GROUP> INLINE unsigned group_max(unsigned x, unsigned *shared)
 {
     constexpr int WARPS = GROUP / 32;
     x = __reduce_max_sync(~0u, x);
     return WARPS == 1 ? x : __reduce_max_sync(~0u, of_warps<WARPS>(x, shared));
 }
 
-__device__ __forceinline__ int64_t row_offset(const norm_shape &s, int row)
+INLINE int64_t row_offset(const norm_shape &s, int row)
 {
     return (int64_t)(row / s.heads) * s.stride + (int64_t)(row % s.heads) * s.width;
 }
@@ -87,8 +84,7 @@ __device__ __forceinline__ int64_t row_offset(const norm_shape &s, int row)
 template <int GROUP> constexpr int block_of = GROUP > THREADS ? GROUP : THREADS;
 
 // A lane's pack is one half of 16 columns and its neighbour's the other.
-template <typename H>
-__device__ __forceinline__ void store_codes(uint8_t *codes, const H &row, int width, int scale)
+template <typename H> INLINE void store_codes(uint8_t *codes, const H &row, int width, int scale)
 {
     const bool second = threadIdx.x % 2;
     const float down = power_of_two(-scale);
@@ -162,8 +158,7 @@ __global__ void __launch_bounds__(block_of<GROUP>)
 
 // parts[c] = the sum over the block's groups of what their lanes hold for column c
 template <typename H, int V, int GROUP>
-__device__ __forceinline__ void join_groups(float *parts, const float (&held)[H::PACKS][V],
-                                            int width)
+INLINE void join_groups(float *parts, const float (&held)[H::PACKS][V], int width)
 {
     extern __shared__ float sums[]; // (groups, width)
     int n = blockDim.x / GROUP;

@@ -6,7 +6,7 @@
 #include "kernels/cuda/cuda.cuh"
 
 // The roundings are spelt out, so that every kernel has the same.
-__device__ __forceinline__ void rotate(float &lower, float &upper, float2 angle, float sign)
+INLINE void rotate(float &lower, float &upper, float2 angle, float sign)
 {
     float c = angle.x, s = sign * angle.y, x = lower, y = upper;
     lower = __fmaf_rn(c, x, -__fmul_rn(s, y));

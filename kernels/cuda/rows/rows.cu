@@ -233,8 +233,7 @@ __global__ void column_sum_kernel(float *parts, const T *x, int rows, int cols)
 
 // out[c] += the sum of x[r][c] over the rows begin .. end - 1: 32 columns a block of SLOTS warps,
 // each of which adds every so many-th row, then these in order.
-template <typename T>
-__device__ __forceinline__ void add_columns(float *out, const T *x, int begin, int end, int width)
+template <typename T> INLINE void add_columns(float *out, const T *x, int begin, int end, int width)
 {
     __shared__ float shared[SLOTS][33];
     int lane = threadIdx.x % 32, slot = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
@@ -289,7 +288,7 @@ void cuda_column_sum(struct device *dev, float *out, const void *x, int rows, in
 // Over rows sorted by expert, and their gradients.
 
 // The expert of a sorted row.
-__device__ __forceinline__ int expert_of(const int32_t *offsets, int n_experts, int row)
+INLINE int expert_of(const int32_t *offsets, int n_experts, int row)
 {
     int first = 0;
     for (int last = n_experts - 1; first < last;) {
@@ -350,8 +349,7 @@ void cuda_experts_bias_back(struct device *dev, float *dbias, const void *dy,
 // ---- rows in eight bits ------------------------------------------------------------------------
 
 // Times the powers of two.
-template <typename T, int V>
-__device__ __forceinline__ void scale_pack(pack<T, V> &x, const int8_t *scales)
+template <typename T, int V> INLINE void scale_pack(pack<T, V> &x, const int8_t *scales)
 {
     const auto scale = *(const pack<int8_t, V> *)scales;
     if constexpr (sizeof(T) == 2 && V % 4 == 0) { // as two numbers of bf16 at a time
@@ -632,7 +630,7 @@ void cuda_random_normal(struct device *dev, void *x, int64_t n, float scale, uin
 
 // Penalties and biases, before a token is sampled, and their way back. One block a row; a row lists
 // a token once, so no two threads meet. Products and sums are rounded one by one, as on the CPU.
-__device__ __forceinline__ float adjusted(float z, const logit_row &row, const logit_entry &entry)
+INLINE float adjusted(float z, const logit_row &row, const logit_entry &entry)
 {
     z = __fadd_rn(z, entry.bias);
     if (entry.seen) z = z > 0.f ? __fdiv_rn(z, row.repetition) : __fmul_rn(z, row.repetition);
@@ -905,7 +903,7 @@ void cuda_rope_store(struct device *dev, void *qkv, const struct rope_store *sto
 // Gated (SwiGLU, GeGLU) and plain, and their gradients. One pass, 16-byte accesses; the kind is a
 // run-time number, for the loads bound these.
 
-__device__ __forceinline__ float derivative(float x, act_kind kind)
+INLINE float derivative(float x, act_kind kind)
 {
     if (kind == ACT_SILU) {
         float s = sigmoid(x);
@@ -934,8 +932,7 @@ static dim3 act_grid(const struct act_shape *s, int v, dim3 block)
 }
 
 // Where a thread's V columns are; false where there are none.
-template <int V>
-__device__ __forceinline__ bool act_place(int64_t &ret_row, int &ret_column, const act_shape &s)
+template <int V> INLINE bool act_place(int64_t &ret_row, int &ret_column, const act_shape &s)
 {
     ret_row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
     ret_column = (blockIdx.y * blockDim.x + threadIdx.x) * V;
@@ -962,8 +959,7 @@ template <typename T, int V> __global__ void act_kernel(T *y, const T *x, act_sh
 }
 
 // From gate and up to their gradients; what is clamped has none. Gives y again.
-__device__ __forceinline__ float clamped_back(float &gate, float &up, float grad,
-                                              const act_shape &s)
+INLINE float clamped_back(float &gate, float &up, float grad, const act_shape &s)
 {
     const clamped_pair c(gate, up, s);
     float slope = c.share * (1.f + s.alpha * c.gate * (1.f - c.share));
@@ -972,7 +968,7 @@ __device__ __forceinline__ float clamped_back(float &gate, float &up, float grad
     return c.value();
 }
 
-__device__ __forceinline__ float act_back(float &gate, float &up, float grad, const act_shape &s)
+INLINE float act_back(float &gate, float &up, float grad, const act_shape &s)
 {
     if (s.kind == ACT_CLAMPED) return clamped_back(gate, up, grad, s);
     float dgate = grad * derivative(gate, s.kind), value = activate(gate, s.kind);
@@ -1031,7 +1027,7 @@ void cuda_act_back(struct device *dev, void *dx, void *y, const void *dy, const 
 // ---- gates -------------------------------------------------------------------------------------
 
 // A gate beside a value, its gradient, and the rows of attention whose queries have one.
-__device__ __forceinline__ float open_to(gate_kind kind, float g)
+INLINE float open_to(gate_kind kind, float g)
 {
     if (kind == GATE_LINEAR) return g;
     return kind == GATE_SILU ? g * sigmoid(g) : sigmoid(g);
