@@ -330,17 +330,12 @@ template <int HD> INLINE void sum_queries(computer &c, const gradient_args &g, c
         take_rows<HD>(dout, c.kept + tile_bytes<HD>, c.row0);
         c.done_with_kept();
     }
-    auto multiply_queries = [&](float(&w)[ROWS / 8][4], uint32_t keys) {
+    auto multiply_kept = [&](float(&w)[ROWS / 8][4], const uint32_t(&rows)[HD / 16][4],
+                             uint32_t kept, uint32_t tile) {
         if constexpr (is_wide<HD>)
-            multiply<HD>(w, c.kept, keys);
+            multiply<HD>(w, kept, tile);
         else
-            multiply<HD>(w, q, keys);
-    };
-    auto multiply_gradients = [&](float(&w)[ROWS / 8][4], uint32_t values) {
-        if constexpr (is_wide<HD>)
-            multiply<HD>(w, c.kept + tile_bytes<HD>, values);
-        else
-            multiply<HD>(w, dout, values);
+            multiply<HD>(w, rows, tile);
     };
     rows_seen seen = seen_by<false>(a, w.s, w.p, c.row0);
     int least = __reduce_min_sync(~0u, min(seen.position[0], seen.position[1]));
@@ -357,12 +352,12 @@ template <int HD> INLINE void sum_queries(computer &c, const gradient_args &g, c
     uint32_t summing = 0; // the barrier of the tile that is being summed
 
     c.wait_stage();
-    multiply_queries(scores, c.stream.stage());
+    multiply_kept(scores, q, c.kept, c.stream.stage());
     for (int tile = w.first;; tile += ROWS) {
         uint32_t stage = c.stream.stage();
         wgmma_wait<1>();
         if (summing) barrier_arrive(summing);
-        multiply_gradients(ds, stage + tile_bytes<HD>);
+        multiply_kept(ds, dout, c.kept + tile_bytes<HD>, stage + tile_bytes<HD>);
         wgmma_wait<1>();
         settle(scores);
 #pragma unroll
@@ -384,7 +379,7 @@ template <int HD> INLINE void sum_queries(computer &c, const gradient_args &g, c
         c.stream.next();
         if (tile + ROWS >= w.end) break;
         c.wait_stage();
-        multiply_queries(scores, c.stream.stage());
+        multiply_kept(scores, q, c.kept, c.stream.stage());
     }
     wgmma_wait<0>();
     settle(dq);

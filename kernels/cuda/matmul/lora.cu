@@ -194,19 +194,22 @@ __global__ void plain_outer_kernel(const float *x, const float *h, int part0, co
                 B ? f.scale * sum[j] : sum[j];
 }
 
+static int widest_part(const lora_view &l)
+{
+    int n = 0;
+    for (int p = 0; p < l.n_parts; p++) n = max(n, l.first[p + 1] - l.first[p]);
+    return n;
+}
+
 static void plain_shrink(struct device *dev, float *h, const void *x, int part0, int n,
                          const lora_view &l, bool back)
 {
-    const dim3 grid(ceil_div(l.rows, PLAIN_ROWS), n);
-    const float *from = (const float *)x;
-    if (back)
-        cuda_launch(dev, "lora", plain_shrink_kernel<1, true>, grid, THREADS, 0, h, from, part0, l);
-    else if (aligned(16, {x}, {(int64_t)(l.k * sizeof(float))}))
-        cuda_launch(dev, "lora", plain_shrink_kernel<4, false>, grid, THREADS, 0, h, from, part0,
-                    l);
-    else
-        cuda_launch(dev, "lora", plain_shrink_kernel<1, false>, grid, THREADS, 0, h, from, part0,
-                    l);
+    const bool fits = aligned(16, {x}, {(int64_t)(l.k * sizeof(float))});
+    cuda_launch(dev, "lora",
+                back   ? plain_shrink_kernel<1, true>
+                : fits ? plain_shrink_kernel<4, false>
+                       : plain_shrink_kernel<1, false>,
+                dim3(ceil_div(l.rows, PLAIN_ROWS), n), THREADS, 0, h, x, part0, l);
 }
 
 static void plain_expand(struct device *dev, void *y, const float *h, const lora_view &l, bool back,
@@ -220,8 +223,7 @@ static void plain_expand(struct device *dev, void *y, const float *h, const lora
 static void plain_outer(struct device *dev, float *, const void *x, const float *h, int part0,
                         int n, const lora_view &l, bool of_b)
 {
-    int width = of_b ? 0 : l.k;
-    for (int p = 0; of_b && p < l.n_parts; p++) width = max(width, l.first[p + 1] - l.first[p]);
+    const int width = of_b ? widest_part(l) : l.k;
     const dim3 grid(ceil_div(width, 32), ceil_div(l.max_rank, PLAIN_RANKS * THREADS / 32), n);
     cuda_launch(dev, "lora_back", of_b ? plain_outer_kernel<true> : plain_outer_kernel<false>, grid,
                 THREADS, 0, x, h, part0, l);
@@ -716,13 +718,6 @@ static bool rows_aligned(const void *x, const lora_view &l, bool parts, int n,
     if (!parts) return fits && l.k % n == 0;
     for (int p = 0; p <= l.n_parts; p++) fits = fits && l.first[p] % n == 0;
     return fits;
-}
-
-static int widest_part(const lora_view &l)
-{
-    int n = 0;
-    for (int p = 0; p < l.n_parts; p++) n = max(n, l.first[p + 1] - l.first[p]);
-    return n;
 }
 
 static void mma_shrink(struct device *dev, float *h, const void *x, int part0, int n,

@@ -243,12 +243,10 @@ template <epilogue END, int J, int SLABS, bool ROUNDED> struct e4m3_end {
             if (h < ENDED) column[h] = there ? own_column & ~1 : end;
         }
         if constexpr (EARLY)
-#pragma unroll
-            for (int j = 0; j < J; j++)
-#pragma unroll
-                for (int h = 0; h < ENDED; h++)
-                    if (p.add && is_there(work, h, j))
-                        old[h][j] = *(const __nv_bfloat162 *)at(p, work, h, j);
+            unrolled<J, ENDED>([&](int j, int h) {
+                if (p.add && is_there(work, h, j))
+                    old[h][j] = *(const __nv_bfloat162 *)at(p, work, h, j);
+            });
     }
 
     // What a matmul by itself gives of a slab's sum for token k of the j-th two.
