@@ -557,9 +557,6 @@ struct ops {
                      const struct batch_view *, const struct attn_shape *);
     // rope (sign 1) of the queries and keys of every row of qkv, then kv_store.
     void (*rope_store)(struct device *, void *qkv, const struct rope_store *);
-    // qkv = matmul of a, b and bias (beta 0), then rope_store.
-    void (*matmul_rope_store)(struct device *, void *qkv, const void *a, const void *b,
-                              const void *bias, const struct matmul *, const struct rope_store *);
     // out (T, n_heads * head_dim) from the queries of qkv and the pool.        paged batches
     // Where device_is_exact(), a row has the same bits from attn_paged in any batch and from
     // attn_packed (docs/internals/numerics.md, Where it holds). A sequence's first

@@ -687,9 +687,6 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
                       const struct kv_view *kv, bool rounded)
 {
     const struct model_config *c = m->config;
-    const struct linear in = {ROLE_QKV, l, .out = m->dt, .rounded = rounded};
-    struct matmul shape;
-    const struct weight_matrix w = linear_matrix(m, batch->n_tokens, &in, &shape);
     const int rope = c->layers[l].rope;
     // what the operations that store keys do not do
     const bool own = c->layers[l].kv_from < 0;
@@ -701,12 +698,6 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
                                      .layer = l,
                                      .batch = batch,
                                      .shape = &m->attn[l]};
-    struct lora_args adapters;
-    if (!apart && !c->qk_norm && !c->attn_gate && !is_adapted(m, batch->n_tokens, &in, &adapters)) {
-        const void *a = left_rows(m, m->normed, &in, &w, &shape);
-        m->ops->matmul_rope_store(m->dev, m->qkv, a, w.w, w.bias, &shape, &store);
-        return;
-    }
     project_qkv(m, l, m->qkv, m->gate, batch->n_tokens, rounded);
     if (apart) {
         encode_heads(m, l, m->qkv, m->qkv, NULL, batch);

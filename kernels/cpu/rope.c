@@ -39,11 +39,3 @@ void cpu_rope_store(struct device *dev, void *qkv, const struct rope_store *s)
     cpu_rope(dev, qkv, &rope);
     cpu_kv_store(dev, s->kv, s->layer, qkv, s->batch, s->shape);
 }
-
-void cpu_matmul_rope_store(struct device *dev, void *qkv, const void *a, const void *b,
-                           const void *bias, const struct matmul *shape,
-                           const struct rope_store *store)
-{
-    cpu_matmul(dev, qkv, a, b, bias, shape);
-    cpu_rope_store(dev, qkv, store);
-}

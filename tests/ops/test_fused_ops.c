@@ -1,7 +1,6 @@
 /* test_fused_ops.c: an operation that stands for several gives their bits, on each device and in
- * each dtype: rope_store (rope, kv_store), matmul_rope_store, matmul_act, norm with codes (norm,
- * quantise). And scratch memory may be
- * asked for any number of times. */
+ * each dtype: rope_store (rope, kv_store), matmul_act, norm with codes (norm, quantise). And
+ * scratch memory may be asked for any number of times. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
@@ -19,9 +18,8 @@ static struct matmul matmul_of(int rows, int n)
         .m = rows, .n = n, .k = HIDDEN, .trans_b = true, .in = dt, .out = dt, .early = true};
 }
 
-// rope_store; of the result of a matmul where `of_matmul`.
 static void check_rope_store_into(enum dtype pool_dt, int rows, int heads, int kv_heads, int dim,
-                                  int rot, bool of_matmul)
+                                  int rot)
 {
     enum { MOST = 200, SLOTS = 256, LAYERS = 2, POSITIONS = 20 };
     int32_t positions[MOST], slots[MOST];
@@ -56,45 +54,36 @@ static void check_rope_store_into(enum dtype pool_dt, int rows, int heads, int k
         .n_heads = heads, .n_kv_heads = kv_heads, .head_dim = dim, .scale = 1, .dt = dt};
     const struct rope_args rope = rope_of_batch(table, rot, &batch, &shape, 1, dt);
     char name[80];
-    snprintf(name, sizeof name, "%srope_store %d rows, %d + 2 x %d heads of %d, %d rotated, %s",
-             of_matmul ? "matmul_" : "", rows, heads, kv_heads, dim, rot, dtype_name(pool_dt));
-    const struct matmul product = matmul_of(rows, width);
+    snprintf(name, sizeof name, "rope_store %d rows, %d + 2 x %d heads of %d, %d rotated, %s", rows,
+             heads, kv_heads, dim, rot, dtype_name(pool_dt));
     const struct rope_store store = {table, rot, &kv[1], 1, &batch, &shape};
-    void *a = values((size_t)rows * HIDDEN, 5), *b = values((size_t)width * HIDDEN, 6);
-    void *bias = values((size_t)width, 7);
-    if (of_matmul) ops->matmul(dev, qkv, a, b, bias, &product);
     ops->rope(dev, qkv, &rope);
     ops->kv_store(dev, &kv[0], 1, qkv, &batch, &shape);
-    if (of_matmul)
-        ops->matmul_rope_store(dev, other, a, b, bias, &product, &store);
-    else
-        ops->rope_store(dev, other, &store);
+    ops->rope_store(dev, other, &store);
     assert_same_bytes(name, other, qkv, qkv_bytes);
     assert_same_bytes(name, kv[1].k, kv[0].k, pool);
     assert_same_bytes(name, kv[1].v, kv[0].v, pool);
     assert_same_bytes(name, kv[1].scales, kv[0].scales, scales);
 }
 
-static void check_rope_store(int rows, int heads, int kv_heads, int dim, int rot, bool of_matmul)
+static void check_rope_store(int rows, int heads, int kv_heads, int dim, int rot)
 {
-    check_rope_store_into(dt, rows, heads, kv_heads, dim, rot, of_matmul);
-    check_rope_store_into(DT_E4M3, rows, heads, kv_heads, dim, rot, of_matmul);
+    check_rope_store_into(dt, rows, heads, kv_heads, dim, rot);
+    check_rope_store_into(DT_E4M3, rows, heads, kv_heads, dim, rot);
 }
 
 ON_EACH_DTYPE(rope_store)
 {
     static const int rows[] = {1, 5, 17, 64, 100, 200};
-    for (int i = 0; i < 2; i++) {
-        check_rope_store(5, 12, 2, 128, 128, i);
-        check_rope_store(5, 4, 4, 64, 16, i);
-        check_rope_store(5, 3, 1, 80, 32, i);
-        check_rope_store(5, 2, 1, 10, 6, i);
-        check_rope_store(5, 2, 2, 12, 4, i);
-        check_rope_store(5, 1, 1, 256, 256, i);
-    }
+    check_rope_store(5, 12, 2, 128, 128);
+    check_rope_store(5, 4, 4, 64, 16);
+    check_rope_store(5, 3, 1, 80, 32);
+    check_rope_store(5, 2, 1, 10, 6);
+    check_rope_store(5, 2, 2, 12, 4);
+    check_rope_store(5, 1, 1, 256, 256);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        check_rope_store(rows[i], 12, 2, 128, 128, true);
-        check_rope_store(rows[i], 3, 1, 80, 80, true);
+        check_rope_store(rows[i], 12, 2, 128, 128);
+        check_rope_store(rows[i], 3, 1, 80, 80);
     }
 }
 
@@ -181,7 +170,7 @@ ON_EACH_DTYPE(scratch)
 {
     if (device_kind(dev) != DEVICE_CUDA) return;
     for (size_t mib = 1; mib <= 80; mib++) assert_ok(device_reserve(dev, mib << 20));
-    check_rope_store(5, 4, 4, 64, 16, false);
+    check_rope_store(5, 4, 4, 64, 16);
 }
 
 OP_BODIES

@@ -307,9 +307,6 @@ static bool run_matmul(struct ops_bench *o, const struct operands *x)
     case OP_matmul_act:
         ops->matmul_act(dev, x->out, x->more, x->in, x->w, NULL, &o->matmul, &o->act, false);
         break;
-    case OP_matmul_rope_store:
-        ops->matmul_rope_store(dev, x->out, x->in, x->w, NULL, &o->matmul, &o->store);
-        break;
     case OP_matmul_experts:
         ops->matmul_experts(dev, x->out, x->in, x->w, o->lists, c->experts, &o->matmul);
         break;
@@ -481,7 +478,6 @@ static void matmul_cost(const struct ops_bench *o, struct cost *ret)
         ret->bytes = e * (m * k + m * n / 2) + w * n * k;
         break;
     case OP_matmul:
-    case OP_matmul_rope_store:
         ret->bytes =
             (e * s->m + w * s->n) * s->k + (double)dtype_size(s->out) * (1 + s->beta) * s->m * s->n;
         break;
@@ -634,9 +630,6 @@ static const struct call calls[] = {
     {OP_matmul_act, "gate+up in e4m3", DT_BF16, DECODED, OF(2 * FFN, HIDDEN), .narrow = true},
     {OP_matmul_act, "gate+up in e4m3, rows too", DT_BF16, TRAINED, OF(2 * FFN, HIDDEN), ROUNDED},
     {OP_matmul_act, "gate+up in f32", DT_F32, {64}, OF(8192, HIDDEN)},
-    {OP_matmul_rope_store, "decode at 256 keys", DT_BF16, {16}, ATTENDS(1, 256, DIM)},
-    {OP_matmul_rope_store, "prompts of 512", DT_BF16, {1024}, ATTENDS(512, 0, DIM)},
-    {OP_matmul_rope_store, "decode at 256 keys in f32", DT_F32, {16}, ATTENDS(1, 256, DIM)},
     {OP_rope_store, "decode at 256 keys", DT_BF16, {16, 256}, ATTENDS(1, 256, DIM)},
     {OP_attn_paged, "decode at 256 keys", DT_BF16, DECODED, ATTENDS(1, 255, DIM)},
     {OP_attn_paged, "decode at 512 keys", DT_BF16, {64}, ATTENDS(1, 511, DIM)},

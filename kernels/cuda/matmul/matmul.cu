@@ -479,6 +479,16 @@ bool matmul_is_e4m3(struct device *, const matmul_call &c)
     return c.shape->scales || c.shape->mx_scales;
 }
 
+// The matmul of a call, or of its experts, with other operands.
+static void multiply(struct device *dev, const matmul_call &c, void *to, const void *a,
+                     const void *b, const struct matmul *shape)
+{
+    if (c.n_experts > 0)
+        cuda_matmul_experts(dev, to, a, b, c.offsets, c.n_experts, shape);
+    else
+        cuda_matmul(dev, to, a, b, c.bias, shape);
+}
+
 // With a and b in the dtype of the call.
 static void multiply_wide(struct device *dev, const matmul_call &c, const wide_weights &a,
                           const wide_weights &b)
@@ -488,11 +498,7 @@ static void multiply_wide(struct device *dev, const matmul_call &c, const wide_w
     s.rounds = GRADIENT_AUTO;
     s.mx_scales = NULL;
     s.early = false;
-    if (!a.w || !b.w) return;
-    if (c.n_experts > 0)
-        cuda_matmul_experts(dev, c.c, a.w, b.w, c.offsets, c.n_experts, &s);
-    else
-        cuda_matmul(dev, c.c, a.w, b.w, c.bias, &s);
+    if (a.w && b.w) multiply(dev, c, c.c, a.w, b.w, &s);
 }
 
 void matmul_widened(struct device *dev, const matmul_call &c)
@@ -521,10 +527,7 @@ void matmul_gradient(struct device *dev, const matmul_call &c)
     s.a_scales = (const int8_t *)g.row_scales.memory;
     if (!s.scales || !s.a_scales || !g.rows.memory || !g.along.memory) return;
     if (s.rounds == GRADIENT_E4M3) s.rounds = GRADIENT_AUTO; // as any rows
-    if (c.n_experts > 0)
-        cuda_matmul_experts(dev, c.c, g.rows.memory, g.along.memory, c.offsets, c.n_experts, &s);
-    else
-        cuda_matmul(dev, c.c, g.rows.memory, g.along.memory, c.bias, &s);
+    multiply(dev, c, c.c, g.rows.memory, g.along.memory, &s);
 }
 
 static bool is_columns(struct device *, const matmul_call &c)
@@ -669,10 +672,7 @@ void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, cons
 
 static void act_apart(struct device *dev, const matmul_call &c)
 {
-    if (c.n_experts > 0)
-        cuda_matmul_experts(dev, c.x, c.a, c.b, c.offsets, c.n_experts, c.shape);
-    else
-        cuda_matmul(dev, c.x, c.a, c.b, c.bias, c.shape);
+    multiply(dev, c, c.x, c.a, c.b, c.shape);
     cuda_act(dev, c.c, c.x, c.act);
 }
 
@@ -694,12 +694,4 @@ void cuda_matmul_act(struct device *dev, void *y, void *x, const void *a, const 
 {
     const matmul_call call = {y, a, b, bias, shape, NULL, 0, x, act, keep};
     if (shape->m > 0 && shape->n > 0) op_take_variant(dev, &matmul_act_variants, &call);
-}
-
-void cuda_matmul_rope_store(struct device *dev, void *qkv, const void *a, const void *b,
-                            const void *bias, const struct matmul *shape,
-                            const struct rope_store *store)
-{
-    cuda_matmul(dev, qkv, a, b, bias, shape);
-    cuda_rope_store(dev, qkv, store);
 }
