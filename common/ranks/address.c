@@ -149,6 +149,27 @@ void address_leave(const struct address *p)
     json_decref(file);
 }
 
+void address_give_up(const struct address *p, const char *sentence)
+{
+    if (!p->file || !p->run_id[0] || address_check(p) != ST_OK) return;
+    json_t *file = json_pack("{s:s, s:s}", "run_id", p->run_id, "failed", sentence);
+    if (file) json_write_file(p->text, 0600, file); // else others wait until their deadline
+    json_decref(file);
+}
+
+enum status address_check(const struct address *p)
+{
+    json_t *file = NULL;
+    enum status st = ST_OK;
+    if (!p->file || !p->run_id[0] || read_file(p->text, &file) != ST_OK) return ST_OK;
+    const char *run_id = json_string_value(json_object_get(file, "run_id")),
+               *failed = json_string_value(json_object_get(file, "failed"));
+    if (run_id && failed && strcmp(run_id, p->run_id) == 0)
+        st = status_fail(ST_PEER_GONE, "%s", failed);
+    json_decref(file);
+    return st;
+}
+
 // ---- the others ---------------------------------------------------------------------------------
 
 static enum status connect_one(const struct addrinfo *to, int64_t deadline_ns, int *ret_fd)

@@ -25,6 +25,12 @@ enum status address_listen(struct address *p, int *ret_fd);
 // Takes the file away, where it is this one's. The descriptor is its taker's to close.
 void address_leave(const struct address *p);
 
+// Of a file: who fails before all have met leaves its sentence there in place of the address, for
+// all others of this run, which must have an id. The first one stays.
+void address_give_up(const struct address *p, const char *sentence);
+// ST_PEER_GONE with such a sentence.
+enum status address_check(const struct address *p);
+
 // The others: one try to connect, non-blocking from then on. ST_NOT_FOUND, ST_PEER_GONE: nobody is
 // there yet; ST_MISMATCH: the file is of another run.
 enum status address_connect(struct address *p, int64_t deadline_ns, int *ret_fd);

@@ -348,6 +348,7 @@ static enum status gather_all(struct gathering *g, int64_t deadline_ns)
     enum status st = ST_OK;
     while (g->n_here < g->p->n) {
         if (clock_ms_until(deadline_ns) == 0) CHECK(gather_timed_out(g));
+        CHECK(address_check(g->address));
         report_missing(g);
         wait_for_any(g, deadline_ns);
         if (g->polls[0].revents & POLLIN) accept_one(g);
@@ -393,6 +394,7 @@ static enum status gather(struct address *address, int64_t deadline_ns, const st
     g.polls = calloc((size_t)p->n + HANDSHAKES + 1, sizeof *g.polls);
     if (!g.polls) FAIL(ST_NO_MEMORY, "no memory for the connections of %d ranks", p->self.size);
     CHECK(base64_encode(bytes->data, bytes->len, &text));
+    CHECK(address_check(address));
     CHECK(address_listen(address, &g.fd));
     CHECK(gather_all(&g, deadline_ns));
     CHECK(compare_all(&g));
@@ -514,6 +516,7 @@ static enum status join(struct address *address, int64_t deadline_ns, struct pee
         const enum status st = try_once(&j, ret_bytes);
         if (st == ST_OK || j.final) return st;
         status_keep(&why, st);
+        if (address_check(address) != ST_OK) return ST_PEER_GONE;
         if (!j.missing[0]) rendezvous_log(address, "0", &j.log_ns);
         if (clock_ms_until(deadline_ns) == 0) return timed_out(&j, &why);
         const int ms = clock_ms_until(deadline_ns);
@@ -522,6 +525,11 @@ static enum status join(struct address *address, int64_t deadline_ns, struct pee
 }
 
 // ---- all ----------------------------------------------------------------------------------------
+
+static enum status address_of(const struct rendezvous_options *o, struct address *ret)
+{
+    return address_init(ret, o->url, o->token, o->who.local_size == o->who.size, o->who.run_id);
+}
 
 enum status rendezvous(const struct rendezvous_options *o, struct bytes *bytes, struct peers **ret)
 {
@@ -532,11 +540,29 @@ enum status rendezvous(const struct rendezvous_options *o, struct bytes *bytes, 
     enum status st;
     if (!p) FAIL(ST_NO_MEMORY, "no memory for the connections of %d ranks", o->who.size);
     p->self = own_hello(o);
-    CHECK(
-        address_init(&address, o->url, o->token, o->who.local_size == o->who.size, p->self.run_id));
+    CHECK(address_of(o, &address));
     CHECK(first ? gather(&address, deadline, bytes, p) : join(&address, deadline, p, bytes));
     *ret = TAKE_PTR(p);
 out:
     peers_free(p);
     return st;
+}
+
+enum status rendezvous_check(const struct rendezvous_options *o)
+{
+    struct address address;
+    const enum status st = address_of(o, &address);
+    return st == ST_OK ? address_check(&address) : st;
+}
+
+void rendezvous_give_up(const struct rendezvous_options *o, enum status why)
+{
+    const struct hello self = own_hello(o);
+    struct address address;
+    struct status_kept kept;
+    char name[HELLO_NAME], sentence[sizeof kept.message + HELLO_NAME + 16];
+    status_keep(&kept, why);
+    snprintf(sentence, sizeof sentence, "%s has failed: %s", hello_name(&self, name), kept.message);
+    if (address_of(o, &address) == ST_OK) address_give_up(&address, sentence);
+    status_recall(&kept);
 }

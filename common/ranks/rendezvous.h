@@ -116,5 +116,11 @@ void peers_free(struct peers *p); // closes; NULL is fine
 #define RENDEZVOUS_BYTES (16 << 10) // the most
 enum status rendezvous(const struct rendezvous_options *options, struct bytes *bytes,
                        struct peers **ret);
+// Of a rank that fails before: where all meet in a file, and know their run, those that are there,
+// or come, end at once with ST_PEER_GONE, "rank 1 (host, pid 123) has failed: " and why. This
+// thread's sentence stays.
+void rendezvous_give_up(const struct rendezvous_options *options, enum status why);
+// That, for who waits for something else.
+enum status rendezvous_check(const struct rendezvous_options *options);
 
 #endif

@@ -55,6 +55,33 @@ static void learn(const char *run, const char *ranks, const char *shards, const 
     scene_ended(&scene, run_ranks(run, ranks, shards, steps), 0);
 }
 
+// The words of this command line's ranks, of which only rank 0 fails, end them all, though nothing
+// kills rank 1: it says why.
+static void rank_0_ends_all(const char *run, const char *const words[], const char *why)
+{
+    const int64_t start_ns = clock_now_ns();
+    // mpirun's own status is of no rank where none takes the others along
+    scene_run(&scene, JOIN(mpirun_words(2), trainer_command_on(&scene, run, words)));
+    assert_said(&scene, "cw-trainer[1]: error: rank 0 (");
+    assert_said(&scene, test_text(") has failed: %s", why));
+    assert_true(clock_ms_since(start_ns) < 30000);
+}
+
+TEST(rank_0_that_fails_before_all_meet_ends_all)
+{
+    if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
+    const char *bridges = test_path(scene.folder, "only-{rank}.json");
+    assert_int_equal(symlink(scene.daemon.bridge, test_path(scene.folder, "only-1.json")), 0);
+    rank_0_ends_all("no-bridge", args("--bridge %s", bridges), "no bridge file: looked for");
+    // rank 1 waits for the server that rank 0 starts for both
+    rank_0_ends_all("no-server",
+                    args("--model %s --server-args=--tandem-model=/nowhere "
+                         "--tensor-parallel-size 2",
+                         scene.model),
+                    "the server ended with status 1");
+    assert_said(&scene, "/nowhere");
+}
+
 static void no_server_is_left(void)
 {
     for (int rank = 0; rank < 4; rank++)

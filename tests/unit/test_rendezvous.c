@@ -56,6 +56,15 @@ static enum status meet(const struct rendezvous_options *o, void *context)
     return st;
 }
 
+// One that fails before it has met; `context` as above.
+static enum status give_up(const struct rendezvous_options *o, void *context)
+{
+    if (context) clock_sleep_ms(*(const int *)context);
+    const enum status st = status_fail(ST_NOT_FOUND, "there is no such model");
+    rendezvous_give_up(o, st);
+    return st;
+}
+
 static void all_meet(int n)
 {
     char sentence[2048];
@@ -186,6 +195,52 @@ TEST_WITH(test_gone_before_all_came, NULL, end_group, NULL)
     assert_ok(rank_group_outcome(&group, 0, NULL));
     assert_ok(rank_group_outcome(&group, 2, NULL));
     assert_ok(rank_group_outcome(&group, 3, NULL));
+}
+
+// Whichever it is, whenever: those that are there, and one that comes later, end with its sentence.
+TEST_WITH(test_one_that_fails_ends_all, NULL, end_group, NULL)
+{
+    static int late[] = {0, 700}, last = 1500;
+    for (int i = 0; i < 4; i++) {
+        char sentence[2048], name[16];
+        const int failing = i / 2;
+        const struct rendezvous_options o = options_of(3, 60);
+        const int64_t start_ns = clock_now_ns();
+        use_file();
+        snprintf(name, sizeof name, "rank %d (", failing);
+        rank_group_add(&group, &o, failing, give_up, &late[i % 2]);
+        rank_group_add(&group, &o, 1 - failing, meet, NULL);
+        rank_group_add(&group, &o, 2, meet, &last);
+        assert_int_equal(rank_group_outcome(&group, 0, sentence), ST_NOT_FOUND);
+        assert_string_equal(sentence, "there is no such model");
+        for (int k = 1; k < 3; k++) {
+            assert_int_equal(rank_group_outcome(&group, k, sentence), ST_PEER_GONE);
+            assert_contains(sentence, name);
+            assert_contains(sentence, ") has failed: there is no such model");
+        }
+        assert_true(clock_ms_since(start_ns) < 10000);
+        rank_group_end(&group);
+        group = (struct rank_group){0};
+    }
+}
+
+// Of another run of the same file, and where nobody knows the run, nothing is left.
+TEST_WITH(test_another_runs_failure_ends_none, NULL, end_group, NULL)
+{
+    for (int i = 0; i < 2; i++) {
+        struct rendezvous_options o = options_of(2, 20), other = options_of(2, 20);
+        use_file();
+        strcpy(other.who.run_id, i ? "" : "run-0");
+        if (i) strcpy(o.who.run_id, "");
+        rank_group_add(&group, &other, 1, give_up, NULL);
+        rank_group_outcome(&group, 0, NULL);
+        rank_group_add(&group, &o, 1, meet, NULL);
+        rank_group_add(&group, &o, 0, meet, NULL);
+        assert_ok(rank_group_outcome(&group, 1, NULL));
+        assert_ok(rank_group_outcome(&group, 2, NULL));
+        rank_group_end(&group);
+        group = (struct rank_group){0};
+    }
 }
 
 // ---- trust --------------------------------------------------------------------------------------

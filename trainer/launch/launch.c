@@ -204,38 +204,55 @@ out:
 
 // ---- the meeting --------------------------------------------------------------------------------
 
-enum status launch_meet(const struct launch *launch, const char *layout, struct bytes *bytes,
-                        struct liveness **ret)
+// Where all ranks are on this host they need not be told: the id of their run is the file's name,
+// which is this user's alone. url: room for it.
+static enum status meeting_of(const struct launch *launch, char url[URL_ROOM],
+                              struct rendezvous_options *ret)
 {
     const struct launch_options *o = launch->options;
     const char *folder = getenv("TMPDIR");
+    if (!folder || *folder != '/') folder = "/tmp";
+    // Those of launchers that were killed go.
+    if (!o->rendezvous) file_sweep_owned(folder, MEETING OWN_RUN, "");
+    const int n = o->rendezvous ? snprintf(url, URL_ROOM, "%s", o->rendezvous)
+                                : snprintf(url, URL_ROOM, "file://%s/" MEETING "%s", folder,
+                                           launch->ranks.run_id);
+    if (n >= URL_ROOM) return status_fail(ST_INVALID, "--rendezvous is too long");
+    *ret = (struct rendezvous_options){.url = url,
+                                       .who = launch->ranks,
+                                       .version = COMMONWEIGHT_VERSION,
+                                       .timeout_s = o->rendezvous_timeout};
+    return ST_OK;
+}
+
+enum status launch_meet(const struct launch *launch, const char *layout, struct bytes *bytes,
+                        struct liveness **ret)
+{
+    const char *token_file = launch->options->rendezvous_token_file;
+    struct rendezvous_options options;
     char url[URL_ROOM], *token = NULL;
     struct peers *peers;
     enum status st = ST_OK;
     *ret = NULL;
     if (launch->ranks.size == 1) return ST_OK;
-    // Where all ranks are on this host they need not be told: the id of their run is the file's
-    // name, which is this user's alone. Those of launchers that were killed go.
-    if (!folder || *folder != '/') folder = "/tmp";
-    if (!o->rendezvous) file_sweep_owned(folder, MEETING OWN_RUN, "");
-    const int n = o->rendezvous ? snprintf(url, sizeof url, "%s", o->rendezvous)
-                                : snprintf(url, sizeof url, "file://%s/" MEETING "%s", folder,
-                                           launch->ranks.run_id);
-    if (n >= URL_ROOM) FAIL(ST_INVALID, "--rendezvous is too long");
-    if (o->rendezvous_token_file)
-        CHECK(api_key_read("--rendezvous-token-file", o->rendezvous_token_file, &token));
-    const struct rendezvous_options options = {.url = url,
-                                               .token = token,
-                                               .who = launch->ranks,
-                                               .version = COMMONWEIGHT_VERSION,
-                                               .layout = layout,
-                                               .timeout_s = o->rendezvous_timeout};
+    CHECK(meeting_of(launch, url, &options));
+    if (token_file) CHECK(api_key_read("--rendezvous-token-file", token_file, &token));
+    options.token = token;
+    options.layout = layout;
     CHECK(rendezvous(&options, bytes, &peers));
     CHECK(liveness_start(peers, LIVENESS_SILENCE_S, NULL, NULL, ret));
     if (launch->ranks.rank == 0) log_info("%d ranks have met", launch->ranks.size);
 out:
     free(token);
     return st;
+}
+
+void launch_give_up(const struct launch *launch, enum status why)
+{
+    struct rendezvous_options options;
+    char url[URL_ROOM];
+    if (launch->launches || launch->ranks.size <= 1) return;
+    if (meeting_of(launch, url, &options) == ST_OK) rendezvous_give_up(&options, why);
 }
 
 // ---- the server of a rank -----------------------------------------------------------------------
@@ -380,10 +397,14 @@ enum status launch_open_server(struct launch *launch, const char *model, double 
 {
     const int64_t deadline = clock_deadline_ns((int64_t)(timeout_s * 1e3));
     const bool starts = launch->ranks.local_rank == first_rank(launch);
+    struct rendezvous_options meeting;
+    char url[URL_ROOM];
     bool runs;
     enum status st;
+    CHECK(meeting_of(launch, url, &meeting));
     CHECK(find_server(launch, timeout_s, &runs));
     while (!runs && !starts && model && clock_ms_until(deadline) > 0) {
+        CHECK(rendezvous_check(&meeting));
         clock_sleep_ms(POLL_MS);
         CHECK(find_server(launch, timeout_s, &runs));
     }

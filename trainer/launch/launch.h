@@ -97,5 +97,8 @@ enum status launch_open_server(struct launch *launch, const char *model, double 
 // which must be the same. bytes: rank 0's for all. Of one rank: NULL.
 enum status launch_meet(const struct launch *launch, const char *layout, struct bytes *bytes,
                         struct liveness **ret);
+// Of a rank that fails before they have: the others of its run end at once, with its sentence, but
+// for those that meet at tcp://. This thread's sentence stays.
+void launch_give_up(const struct launch *launch, enum status why);
 
 #endif

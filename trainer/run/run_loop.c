@@ -267,6 +267,7 @@ static enum status check(void *context, struct option_set *set)
         log_open(p->launch.log_name, LOG_WARN);
     if (!c->resume) warn_idle(set, c); // a run that goes on has been told
 out:
+    if (st != ST_OK) launch_give_up(&p->launch, st);
     return st;
 }
 
@@ -296,6 +297,7 @@ static enum status run_all(void *context)
     run_log_course(&p->run);
     st = loop(&p->run);
 out:
+    if (st != ST_OK && !p->run.ranks.liveness) launch_give_up(&p->launch, st); // none has met
     run_close(&p->run, st);
     server_process_free(p->launch.server);
     return st;
