@@ -120,3 +120,15 @@ TEST(a_part_of_the_vocabulary_is_of_its_drafts)
     }
     assert_said(&scene, "--draft-vocabulary 9999: the vocabulary has");
 }
+
+// As it has come to be by the tests before: what it drafts on by itself is nearer to the policy,
+// too.
+TEST(its_further_drafts_are_trained)
+{
+    enum { DEEPER = 16, PART = 4 };
+    double loss[DEEPER + 1];
+    run("deeper", DEEPER, args("--draft-depths 3"));
+    assert_int_equal(column(&scene, "deeper", "draft_loss", loss, DEEPER + 1), DEEPER);
+    printf("loss %.3f to %.3f\n", mean_of(loss, PART), mean_of(loss + DEEPER - PART, PART));
+    assert_true(mean_of(loss + DEEPER - PART, PART) < 0.9 * mean_of(loss, PART));
+}

@@ -27,7 +27,7 @@ struct learning *learning_of(const struct learning_setting *setting)
     if (setting->draft)
         assert_ok(learner_add_draft(
             l->learner, l->draft.config, l->draft.weights,
-            &(struct learner_draft_config){config.optimizer, setting->draft_weight}));
+            &(struct learner_draft_config){config.optimizer, setting->draft_weight, 1}));
     if (setting->teacher)
         assert_ok(learner_add_teacher(
             l->learner, &(struct learner_teacher_config){setting->teacher, setting->beta,

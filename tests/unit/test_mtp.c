@@ -313,7 +313,7 @@ enum { GROUPS = 3, PER = 3, SAMPLES = GROUPS * PER, TARGETS = 29 };
 static const int prompt_lengths[GROUPS] = {5, 2, 6};
 static const int lengths[SAMPLES] = {3, 1, 7, 2, 0, 4, 5, 1, 6};
 
-static struct learner *learner_of(struct pair *p, int budget, float weight)
+static struct learner *learner_of(struct pair *p, int budget, float weight, int depths)
 {
     const struct optimizer_config optimizer = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
     const struct learner_config config = {.optimizer = optimizer,
@@ -325,7 +325,7 @@ static struct learner *learner_of(struct pair *p, int budget, float weight)
     struct learner *l = NULL;
     assert_ok(learner_new(p->model->dev, p->model->config, p->model->weights, false, &config, &l));
     assert_ok(learner_add_draft(l, p->config, p->weights,
-                                &(struct learner_draft_config){optimizer, weight}));
+                                &(struct learner_draft_config){optimizer, weight, depths}));
     assert_ok(learner_prepare(l));
     return l;
 }
@@ -338,9 +338,34 @@ static void softmax(const float *logits, int n, double *ret)
     for (int i = 0; i < n; i++) ret[i] /= sum;
 }
 
+// What each sequence's tokens but two read at the second depth; no gradient goes through it.
+static float states_of_second[SAMPLES][ROOM * 64];
+static bool states_are_kept;
+
+// The layer's logits at the second depth, of a sequence's n - 2 positions.
+static const float *predict_second(struct pair *p, const int32_t *tokens, int n, float *states)
+{
+    const size_t row = (size_t)p->config->hidden;
+    struct model *m = p->mtp;
+    int32_t behind[ROOM];
+    assert_true(row <= 64);
+    if (!states_are_kept) {
+        forward(p->policy, tokens, n);
+        model_normalise(m, m->hidden_in, n - 1,
+                        &(struct norm_args){.x = p->policy->x, .w = p->model->weights->final_norm});
+        float *x = forward(m, memcpy(behind, tokens + 1, (size_t)(n - 1) * sizeof *behind), n - 1);
+        if (p->config->family->mtp_normalised)
+            model_normalise(m, x, n - 2, &(struct norm_args){.x = x, .w = p->weights->final_norm});
+        memcpy(states, x, (size_t)(n - 2) * row * sizeof *states);
+    }
+    memcpy(m->hidden_in, states, (size_t)(n - 2) * row * sizeof *states);
+    forward(m, memcpy(behind, tokens + 2, (size_t)(n - 2) * sizeof *behind), n - 2);
+    return m->logits;
+}
+
 // Mean divergence of the layer from the model, one sequence at a time, over targets behind prompts
-// of two tokens or more.
-static double plain_divergence(struct pair *p, const struct random_step *s)
+// of more tokens than the depth, and over depths.
+static double plain_divergence(struct pair *p, const struct random_step *s, int depths)
 {
     const int vocab = p->config->vocab_size;
     double *teacher = malloc((size_t)vocab * sizeof *teacher);
@@ -351,15 +376,20 @@ static double plain_divergence(struct pair *p, const struct random_step *s)
         const struct pack_group *g = &s->groups[i / PER];
         const struct pack_completion *c = &s->completions[i];
         int32_t ids[ROOM];
-        if (g->n_prompt < 2) continue;
         memcpy(ids, g->prompt, (size_t)g->n_prompt * sizeof *ids);
         memcpy(ids + g->n_prompt, c->ids, (size_t)c->n * sizeof *ids);
-        const float *of_student = predict(p, ids, g->n_prompt + c->n, NULL);
-        for (int t = 0; t < c->n; t++, n_targets++) { // the model's logits stay in its own memory
-            softmax(p->policy->logits + (size_t)(g->n_prompt + t - 1) * (size_t)vocab, vocab,
-                    teacher);
-            softmax(of_student + (size_t)(g->n_prompt + t - 2) * (size_t)vocab, vocab, student);
-            for (int v = 0; v < vocab; v++) sum += teacher[v] * log(teacher[v] / student[v]);
+        for (int d = 1; d <= depths && g->n_prompt > d; d++) {
+            const int n = g->n_prompt + c->n;
+            const float *of_student =
+                d == 1 ? predict(p, ids, n, NULL) : predict_second(p, ids, n, states_of_second[i]);
+            forward(p->policy, ids, n); // whose logits stay in its own memory
+            for (int t = 0; t < c->n; t++, n_targets++) {
+                softmax(p->policy->logits + (size_t)(g->n_prompt + t - 1) * (size_t)vocab, vocab,
+                        teacher);
+                softmax(of_student + (size_t)(g->n_prompt + t - 1 - d) * (size_t)vocab, vocab,
+                        student);
+                for (int v = 0; v < vocab; v++) sum += teacher[v] * log(teacher[v] / student[v]);
+            }
         }
     }
     free(teacher);
@@ -376,6 +406,8 @@ static double divergence(struct learner *l, const struct random_step *s, long *r
 }
 
 static const struct step_shape step_shape = {GROUPS, PER, prompt_lengths, lengths, 100, 5};
+static const int longer_lengths[GROUPS] = {5, 3, 6};
+static const struct step_shape longer_shape = {GROUPS, PER, longer_lengths, lengths, 100, 5};
 
 // However it is cut into micro-batches. A prompt of one token has none before it, and is left out
 // with its micro-batch.
@@ -386,10 +418,10 @@ TEST(its_loss_is_the_divergence_from_the_model)
     for (int i = 0; i < 4; i++) {
         struct pair p;
         open_pair(golden_folder(names[i / 2]), &p);
-        struct learner *l = learner_of(&p, i % 2 ? 13 : 70, 1);
+        struct learner *l = learner_of(&p, i % 2 ? 13 : 70, 1, 1);
         random_step_make(&step_shape, &s);
         long targets;
-        const double kl = divergence(l, &s, &targets), wanted = plain_divergence(&p, &s);
+        const double kl = divergence(l, &s, &targets), wanted = plain_divergence(&p, &s, 1);
         assert_int_equal(targets, TARGETS);
         printf("%s: %.6f\n", names[i / 2], kl);
         assert_true(kl > 0.05);
@@ -447,17 +479,43 @@ TEST(rows_before_are_found_in_trees)
     packing_free(whole);
 }
 
+// Of two depths too, where prompts have three tokens or more; by a prompt of two its micro-batch is
+// left out of the second.
+TEST(its_loss_at_two_depths_is_the_divergence)
+{
+    static const char *const names[] = {"deepseek-v3", "qwen35"};
+    for (int i = 0; i < 4; i++) {
+        struct random_step s;
+        struct pair p;
+        long targets;
+        open_pair(golden_folder(names[i / 2]), &p);
+        struct learner *l = learner_of(&p, i % 2 ? 14 : 70, 1, 2);
+        random_step_make(&longer_shape, &s);
+        const double kl = divergence(l, &s, &targets), wanted = plain_divergence(&p, &s, 2);
+        assert_int_equal(targets, 2 * TARGETS);
+        assert_near(kl, wanted, 1e-5 * wanted);
+        assert_true(fabs(wanted - plain_divergence(&p, &s, 1)) > 1e-3);
+        s.groups[0].n_prompt = 2;
+        divergence(l, &s, &targets);
+        assert_true(i % 2 ? targets > TARGETS && targets <= 2 * TARGETS - 11 : targets == TARGETS);
+        learner_free(l);
+        close_pair(&p);
+    }
+}
+
 // By each tensor of a layer without experts, whose routers leap.
-TEST(its_gradient_is_a_slope)
+static void check_slopes(int depths)
 {
     struct random_step s;
     struct pair p;
     const double weight = 1.5, h = 4e-3;
     open_pair(golden_folder("qwen35"), &p);
-    struct learner *l = learner_of(&p, 13, (float)weight);
-    random_step_make(&step_shape, &s);
+    struct learner *l = learner_of(&p, 14, (float)weight, depths);
+    random_step_make(depths > 1 ? &longer_shape : &step_shape, &s);
     long targets;
     divergence(l, &s, &targets);
+    plain_divergence(&p, &s, depths);
+    states_are_kept = true;
     const float *gradients =
         optimizer_grads(learner_info(learner_info(l)->draft)->optimizer, 0)->base;
     int n_large = 0;
@@ -472,9 +530,9 @@ TEST(its_gradient_is_a_slope)
         norm = sqrt(norm);
         if (norm < 1e-3) continue;
         for (size_t i = 0; i < n; i++) w[i] = saved[i] + (float)(h * g[i] / norm);
-        const double up = plain_divergence(&p, &s);
+        const double up = plain_divergence(&p, &s, depths);
         for (size_t i = 0; i < n; i++) w[i] = saved[i] - (float)(h * g[i] / norm);
-        const double slope = weight * (up - plain_divergence(&p, &s)) / (2 * h);
+        const double slope = weight * (up - plain_divergence(&p, &s, depths)) / (2 * h);
         memcpy(w, saved, n * sizeof *saved);
         if (fabs(slope - norm) > 0.01 * norm + 1e-4 * weight)
             fail_msg("%s: slope %g, gradient %g", t->name, slope, norm);
@@ -482,8 +540,19 @@ TEST(its_gradient_is_a_slope)
     }
     printf("%d of %d tensors\n", n_large, p.weights->n_tensors);
     assert_true(n_large > p.weights->n_tensors / 2);
+    states_are_kept = false;
     learner_free(l);
     close_pair(&p);
+}
+
+TEST(its_gradient_is_a_slope)
+{
+    check_slopes(1);
+}
+
+TEST(its_gradient_of_two_depths_is_a_slope)
+{
+    check_slopes(2);
 }
 
 TEST(what_has_no_such_layer_is_refused)

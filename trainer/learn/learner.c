@@ -59,6 +59,7 @@ struct learner {
     struct constraint_row *constraints;   // NULL: no group has one
     float *divergence, *overlap, *agrees; // from a teacher, of a draft from the policy
     float loss_weight;                    // of a draft
+    int depths;                           // likewise
     // of a draft that is the policy's own layer: (token_budget) of each row of its batch where the
     // policy has the token before; host, device
     int32_t *before_host, *before;
@@ -352,8 +353,14 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
                            "the draft model has a vocabulary of %d tokens, the policy one of %d: a "
                            "draft cannot propose what its target does not know",
                            config->vocab_size, l->config->vocab_size);
+    if (options->depths > 1 && !config->mtp)
+        return status_fail(ST_INVALID,
+                           "--draft-depths %d: it is of a layer that predicts further tokens "
+                           "(--speculative mtp), and this draft is a model of its own",
+                           options->depths);
     CHECK(learner_new(l->dev, config, draft, false, &draft_options, &l->info.draft));
     l->info.draft->loss_weight = options->loss_weight;
+    l->info.draft->depths = options->depths > 1 ? options->depths : 1;
     l->info.memory.draft = l->info.draft->info.memory.total;
     l->info.memory.total += l->info.memory.draft;
     widen_scratch(l, l->info.draft->scratch);
@@ -680,7 +687,8 @@ struct passes {
     struct update_stats *stats; // NULL: nobody asks
     bool draft;                 // learns too
     struct pack_group *taught;  // the groups as the teacher reads them, where it does so
-    struct pack_group *behind;  // the same as the policy's own layer does
+    struct pack_group *behind;  // the same as the policy's own layer does, at each depth all
+    int n_groups;
 };
 
 static bool ids_below(const int32_t *ids, int n, int vocab)
@@ -690,14 +698,15 @@ static bool ids_below(const int32_t *ids, int n, int vocab)
     return true;
 }
 
+// depth: from 1 on; at that of a layer that predicts further tokens it reads so many tokens less.
 static bool draft_knows(const struct learner *draft, const struct micro_batch *mb,
-                        const struct pack_group *groups)
+                        const struct pack_group *groups, int depth)
 {
     int vocab = draft->config->vocab_size;
     for (int i = 0; i < mb->n_seqs; i++) {
         const struct pack_group *group = &groups[mb->seqs[i].group];
         const struct pack_completion *c = packed_completion(&mb->seqs[i], groups);
-        if (draft->config->mtp && group->n_prompt < 2) return false; // it has no token before
+        if (draft->config->mtp && group->n_prompt <= depth) return false; // it has none before
         if (!ids_below(group->prompt, group->n_prompt, vocab)) return false;
         if (!ids_below(c->ids, c->n, vocab)) return false;
         if (!ids_below(c->sequences, c->n_sequences, vocab)) return false;
@@ -706,35 +715,44 @@ static bool draft_knows(const struct learner *draft, const struct micro_batch *m
 }
 
 // The batch of the policy's own layer, of each token but a sequence's first: what it reads besides
-// is the policy's hidden state of the token before, out of the policy's forward pass.
+// is the policy's hidden state of the token before, out of the policy's forward pass. At further
+// depths, as where it drafts on, of each token but so many, behind what it gave for the token
+// before at the depth before, whose packing `before` is, which becomes this one's.
 static enum status fill_behind(struct learner *l, const struct micro_batch *mb,
-                               const struct passes *passes)
+                               const struct passes *passes, int depth, struct packing **before)
 {
     struct learner *draft = l->info.draft;
     struct model *m = draft->model;
+    const struct pack_group *groups = passes->behind + (size_t)(depth - 1) * passes->n_groups;
     struct packing *again = NULL;
-    // What sequences share from their first tokens on is one token less.
-    const int least = l->info.min_shared, min_shared = least == PACK_PROMPTS ? least : least - 1;
+    // What sequences share from their first tokens on is so many tokens less.
+    const int least = l->info.min_shared,
+              min_shared = least == PACK_PROMPTS ? least : least - depth;
     enum status st;
-    CHECK(packing_again(mb, passes->behind, min_shared, &again));
+    CHECK(packing_again(mb, groups, min_shared, &again));
     batch_clear(draft->batch);
-    CHECK(packing_fill(again->batches, passes->behind, -1, draft->batch, draft->targets));
+    CHECK(packing_fill(again->batches, groups, -1, draft->batch, draft->targets));
     CHECK(batch_commit(draft->batch, 0, 0));
     const int n = batch_tokens(draft->batch);
-    packing_before(mb, again->batches, draft->before_host);
+    packing_before(*before ? (*before)->batches : mb, again->batches, draft->before_host);
     device_copy_in(l->dev, draft->before, draft->before_host, (size_t)n * sizeof *draft->before);
-    m->ops->gather_rows(l->dev, m->hidden_in, l->tape->x_final,
+    m->ops->gather_rows(l->dev, m->hidden_in, (*before ? draft : l)->tape->x_final,
                         &(struct gather_args){draft->before, n, m->config->hidden, 1, m->dt, 0, 0});
-    model_normalise(m, m->hidden_in, n,
-                    &(struct norm_args){.x = m->hidden_in, .w = l->policy->final_norm});
+    if (!*before || m->config->family->mtp_normalised)
+        model_normalise(
+            m, m->hidden_in, n,
+            &(struct norm_args){.x = m->hidden_in, .w = (*before ? draft : l)->policy->final_norm});
+    packing_free(*before);
+    *before = TAKE_PTR(again);
 out:
     packing_free(again);
     return st;
 }
 
-// The policy's forward pass of the batch is on its tape, and backward_logprobs() has run on it.
+// The policy's forward pass of the batch is on its tape, and backward_logprobs() has run on it. No
+// gradient goes from a depth to the one before.
 static enum status distil(struct learner *l, const struct micro_batch *mb,
-                          const struct passes *passes)
+                          const struct pack_group *groups, const struct passes *passes)
 {
     struct learner *draft = l->info.draft;
     const int n = mb->first[mb->n_seqs];
@@ -747,16 +765,20 @@ static enum status distil(struct learner *l, const struct micro_batch *mb,
                                    .ret_divergence = draft->divergence,
                                    .ret_overlap = draft->overlap};
     const struct backward_loss loss = {.temperature = l->options.temperature, .distillation = &d};
+    struct packing *before = NULL;
     enum status st = ST_OK;
     void *x;
-    if (draft->config->mtp) CHECK(fill_behind(l, mb, passes));
-    model_forward(draft->model, batch_view(batch), NULL, draft->tape, &x);
-    CHECK(backward_run(draft->backward, batch, draft->tape, &loss));
-    for (int i = 0; i < n; i++) {
-        stats_add(passes->stats, STAT_DRAFT_KL, draft->divergence[i]);
-        stats_add(passes->stats, STAT_DRAFT_OVERLAP, draft->overlap[i]);
+    for (int depth = 1; depth <= draft->depths && draft_knows(draft, mb, groups, depth); depth++) {
+        if (draft->config->mtp) CHECK(fill_behind(l, mb, passes, depth, &before));
+        model_forward(draft->model, batch_view(batch), NULL, draft->tape, &x);
+        CHECK(backward_run(draft->backward, batch, draft->tape, &loss));
+        for (int i = 0; i < n; i++) {
+            stats_add(passes->stats, STAT_DRAFT_KL, draft->divergence[i]);
+            stats_add(passes->stats, STAT_DRAFT_OVERLAP, draft->overlap[i]);
+        }
     }
 out:
+    packing_free(before);
     return st;
 }
 
@@ -904,7 +926,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         model_forward(l->model, batch_view(l->batch), NULL, backward ? l->tape : NULL, &x);
         CHECK(backward_logprobs(l->backward, NULL, l->batch, x, l->targets, temperature,
                                 l->logprobs, l->entropy));
-        if (passes->draft && draft_knows(l->info.draft, mb, groups)) CHECK(distil(l, mb, passes));
+        if (passes->draft) CHECK(distil(l, mb, groups, passes));
         if (backward && l->balance) CHECK(balance(l, mb->n_tokens, passes->rows, &back));
         phase_timers_lap(l->options.phases, PHASE_FORWARD);
     }
@@ -930,7 +952,8 @@ static enum status plan_passes(struct learner *l, const struct packing *packing,
         const struct micro_batch *mb = &packing->batches[i];
         const int targets = mb->first[mb->n_seqs];
         if (targets > 0) sums[0] += mb->n_tokens;
-        if (passes->draft && draft_knows(l->info.draft, mb, groups)) sums[1] += targets;
+        for (int d = 1; passes->draft && d <= l->info.draft->depths; d++)
+            if (draft_knows(l->info.draft, mb, groups, d)) sums[1] += targets;
     }
     enum status st = comm_sum_host(l->options.comm, sums, 2);
     passes->rows = sums[0];
@@ -941,19 +964,20 @@ static enum status plan_passes(struct learner *l, const struct packing *packing,
     return st;
 }
 
-// The groups with other prompts: what the teacher reads, or theirs less the first token; the
-// caller's to free.
-static enum status groups_read(const struct pack_group *groups, int n, bool taught,
+// The groups with other prompts: what the teacher reads, or, at each depth, theirs less so many
+// tokens; the caller's to free. depths 0: the former.
+static enum status groups_read(const struct pack_group *groups, int n, int depths,
                                struct pack_group **ret)
 {
-    struct pack_group *read = malloc(((size_t)n + 1) * sizeof *read);
-    if (!read) return status_fail(ST_NO_MEMORY, "no memory for %d groups", n);
-    for (int i = 0; i < n; i++) {
+    const int all = depths ? n * depths : n;
+    struct pack_group *read = malloc(((size_t)all + 1) * sizeof *read);
+    if (!read) return status_fail(ST_NO_MEMORY, "no memory for %d groups", all);
+    for (int i = 0; i < all; i++) {
         struct pack_group *group = &read[i];
-        *group = groups[i];
-        if (!taught) {
-            group->prompt++;
-            group->n_prompt--;
+        *group = groups[i % n];
+        if (depths) {
+            group->prompt += i / n + 1;
+            group->n_prompt -= i / n + 1;
         } else if (group->teacher_prompt) {
             group->prompt = group->teacher_prompt;
             group->n_prompt = group->n_teacher_prompt;
@@ -969,13 +993,14 @@ enum status learner_run(struct learner *l, enum pass_kind kind, const struct pac
 {
     struct passes passes = {.backward = kind >= PASS_GRADIENTS,
                             .stats = stats,
+                            .n_groups = n_groups,
                             .draft = kind == PASS_STEP && stats && !stats->again && l->info.draft};
     struct packing *packing = NULL;
     enum status st;
     if (l->teacher_batch && passes.backward)
-        CHECK(groups_read(groups, n_groups, true, &passes.taught));
+        CHECK(groups_read(groups, n_groups, 0, &passes.taught));
     if (passes.draft && l->info.draft->config->mtp)
-        CHECK(groups_read(groups, n_groups, false, &passes.behind));
+        CHECK(groups_read(groups, n_groups, l->info.draft->depths, &passes.behind));
     if (kind == PASS_STEP) optimizer_clear_grads(l->info.optimizer);
     if (passes.draft) optimizer_clear_grads(l->info.draft->info.optimizer);
     CHECK(packing_new(groups, n_groups, l->options.token_budget, l->info.min_shared, &packing));

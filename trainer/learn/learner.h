@@ -82,6 +82,7 @@ size_t learner_memory_taken(const struct learner *l);
 struct learner_draft_config {
     struct optimizer_config optimizer;
     float loss_weight;
+    int depths; // of a layer that predicts further tokens: 2, also of what follows its own; 0: 1
 };
 enum status learner_add_draft(struct learner *l, const struct model_config *config,
                               const struct weights *draft,

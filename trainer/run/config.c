@@ -362,6 +362,9 @@ const struct option_spec train_options[] = {
                "at its peak; schedule and AdamW as above"),
     OPT_DOUBLE("draft-loss-weight", draft_loss_weight, "1", "W", 0, 1e6,
                "of the mean KL divergence of the draft from the policy"),
+    OPT_INT("draft-depths", draft_depths, "1", "N", 1, 16,
+            "of --speculative mtp: further tokens that are trained, each behind the one before",
+            WITHIN("train-draft")),
     OPT_DOUBLE("draft-max-grad-norm", draft_max_grad_norm, "-1", "N", -1, 1e9,
                "gradient clipping of the draft; 0: off; -1: as --max-grad-norm"),
 

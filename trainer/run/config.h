@@ -80,6 +80,7 @@ struct train_config {
     // draft model
     bool train_draft;
     double draft_learning_rate, draft_loss_weight, draft_max_grad_norm;
+    int64_t draft_depths;
     // run
     struct saving_options saving;
     bool log_completions, log_logprobs;

@@ -46,12 +46,6 @@ static enum status open_draft(struct run *run)
     if (st == ST_OK) run->mapped.draft->comm = run->ranks.shards;
     if (st == ST_OK && run->mapped.draft_model->mtp)
         weights_share_ends(run->mapped.draft, run->mapped.policy);
-    if (st == ST_OK && run->mapped.draft_model->vocab_size > run->mapped.model->vocab_size)
-        st = status_fail(ST_MISMATCH,
-                         "--train-draft: the draft model %s has a vocabulary of %d tokens, the "
-                         "policy %s one of %d; take a draft of the same tokenizer",
-                         run->mapped.draft_folder, run->mapped.draft_model->vocab_size,
-                         run->mapped.model_folder, run->mapped.model->vocab_size);
     return st;
 }
 
@@ -358,7 +352,8 @@ enum status run_open_learner(struct run *run, const struct learner_shape *shape)
     warn_model(run->mapped.model, learner_info(run->learner)->balance_coef);
     if (c->teacher) CHECK(add_teacher(run));
     if (run->mapped.draft) {
-        struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
+        struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight,
+                                             (int)c->draft_depths};
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
         CHECK(learner_add_draft(run->learner, run->mapped.draft_model, run->mapped.draft, &draft));
     }
