@@ -37,8 +37,8 @@ struct draft_model {
     struct runner *runner;
     struct draft_model_limits limits;
     enum holds *holds;        // (n_blocks)
-    float *logits;            // device; (max_drafts + max_batch, vocab) f32
-    struct sample **sampling; // (max_rows) that the rows of the present pass sample for; or NULL
+    float *logits;            // device; (max_drafts, vocab) f32
+    struct sample **sampling; // (max_rows) that the rows of the present pass sample for
     // of the policy's own layer; NULL: it is another model
     const struct model *policy;
     unsigned step;        // the policy's last
@@ -52,11 +52,13 @@ struct runner_limits draft_model_runner_limits(const struct draft_model_limits *
                                                const struct model_config *config, int max_context,
                                                int block_size)
 {
-    const int max_rows = 2 * limits->max_batch; // a sample's last token, and one it lags behind
+    // Samples' last tokens, and as many as they lag behind.
+    const int most =
+        limits->max_drafts > limits->max_batch ? limits->max_drafts : limits->max_batch;
     return (struct runner_limits){
-        .max_tokens = max_rows + limits->prefill_chunk,
-        .max_seqs = max_rows,
-        .max_rows = max_rows,
+        .max_tokens = limits->max_batch + most + limits->prefill_chunk,
+        .max_seqs = limits->max_batch + most,
+        .max_rows = limits->max_batch,
         .max_context = max_context < config->max_positions ? max_context : config->max_positions,
         .block_size = block_size};
 }
@@ -66,7 +68,7 @@ enum status draft_model_new(struct runner *runner, const struct model *policy,
 {
     enum status st = ST_OK;
     const size_t vocab = (size_t)runner->config->vocab_size;
-    const size_t rows = (size_t)limits->max_drafts + (size_t)limits->max_batch;
+    const size_t rows = (size_t)limits->max_drafts;
     struct draft_model *d = calloc(1, sizeof *d);
     if (!d) return status_fail(ST_NO_MEMORY, "no memory for a draft model");
     d->runner = runner;
@@ -289,6 +291,7 @@ void draft_model_truncate(struct draft_model *d, struct sample *sample, int n_ke
 struct pass { // of one depth over the samples that draft so deep
     int depth, first_row;
     int room;         // prompt tokens that it still has room for
+    int riders;       // rows beside one of each sample, likewise
     bool decodes;     // nothing but single rows
     int64_t attended; // by the rows
 };
@@ -306,39 +309,37 @@ static struct sampler_row row_of(const struct draft_model *d, const struct sampl
         .draft = SAMPLER_NO_DRAFT};
 }
 
-// Samples behind the batch's last row; nobody wants the token where `sample_for` is NULL.
-static enum status want(struct draft_model *d, struct pass *pass, const struct sample *sample,
-                        struct sample *sample_for)
+// Samples behind the batch's last row.
+static enum status want(struct draft_model *d, const struct pass *pass, struct sample *sample)
 {
     const struct sampler_row row = row_of(d, sample, pass->depth);
-    d->sampling[d->runner->n_rows] = sample_for;
+    d->sampling[d->runner->n_rows] = sample;
     d->want_rows[d->runner->n_rows] = batch_tokens(d->runner->batch) - 1;
-    pass->attended += sample_known(sample) + pass->depth;
     return runner_want(d->runner, batch_tokens(d->runner->batch) - 1, &row);
 }
 
 /* The tokens that lead to the sample's first draft: its last one, and those it lags behind. Where
- * that is one, as it is when all drafts of the step before were accepted, it goes in as a row of
- * its own, whose token nobody wants: the pass stays a decode step. */
+ * these are few, as they are behind a step that accepted drafts, they go in as rows of their own:
+ * the pass stays a decode step. */
 static enum status begin(struct draft_model *d, struct sample *sample, struct pass *pass)
 {
     const int known = positions_of(d, sample);
     enum status st = ST_OK;
     skip_computed(d, sample);
     const int first = computable_from(d, sample, *computed_of(sample));
-    if (known - first <= 2) {
-        for (int at = first; at < known; at++) {
-            CHECK(feed_known(d, sample, at, 1));
-            CHECK(want(d, pass, sample, at == known - 1 ? sample : NULL));
-        }
+    const int lag = known - 1 - first;
+    if (lag <= DRAFT_RIDES && lag <= pass->riders) {
+        for (int at = first; at < known; at++) CHECK(feed_known(d, sample, at, 1));
+        pass->riders -= lag;
+        pass->attended += (int64_t)(lag + 1) * known;
         *computed_of(sample) = known;
         note_computed(d, sample, first);
-        return ST_OK;
+        return want(d, pass, sample);
     }
     pass->decodes = false;
     CHECK(feed(d, sample, known, &pass->room));
     if (*computed_of(sample) == known)
-        CHECK(want(d, pass, sample, sample));
+        CHECK(want(d, pass, sample));
     else
         sample->draft.n_verify = 0; // goes on with it in the next step
 out:
@@ -354,7 +355,8 @@ static enum status go_on(struct draft_model *d, struct sample *sample, struct pa
                                  sample->blocks.at, sample->blocks.n, seq);
     if (st != ST_OK) return st;
     *computed_of(sample) = position + 1;
-    return want(d, pass, sample, sample);
+    pass->attended += position + 1;
+    return want(d, pass, sample);
 }
 
 static enum status build_pass(struct draft_model *d, struct sample *const *samples, int n,
@@ -378,7 +380,6 @@ static void take_drafts(struct draft_model *d, const struct pass *pass)
     device_copy(r->dev, d->logits + (size_t)pass->first_row * row, r->model->logits,
                 (size_t)r->n_rows * row * sizeof *d->logits);
     for (int i = 0; i < r->n_rows; i++) {
-        if (!d->sampling[i]) continue;
         struct draft *draft = &d->sampling[i]->draft;
         draft->tokens[pass->depth] = r->results[i].token;
         draft->rows[pass->depth] = pass->first_row + i;
@@ -409,8 +410,9 @@ static enum status run_pass(struct draft_model *d, struct sample *const *samples
         report->catch_up_ms += ms;
         return ST_OK;
     }
-    if (r->warm) step_cost_learn(passes, r->n_rows, pass->attended, ms);
-    report->draft_ms += step_cost_ms(passes, r->n_rows, pass->attended);
+    const int rows = batch_tokens(r->batch);
+    if (r->warm) step_cost_learn(passes, rows, pass->attended, ms);
+    report->draft_ms += step_cost_ms(passes, rows, pass->attended);
     report->warm &= r->warm;
 out:
     return st;
@@ -425,6 +427,7 @@ enum status draft_model_sample(struct draft_model *d, struct sample *const *samp
         struct pass pass = {.depth = depth,
                             .first_row = first_row,
                             .room = d->limits.prefill_chunk,
+                            .riders = d->runner->limits.max_seqs - n,
                             .decodes = true};
         CHECK(run_pass(d, samples, n, &pass, passes, report));
         if (d->runner->n_rows == 0) break;

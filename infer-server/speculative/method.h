@@ -13,7 +13,8 @@
 #include <stdint.h>
 #include <stddef.h>
 
-#define SPECULATIVE_MAX 16 // drafts of one sample in one step
+#define SPECULATIVE_MAX 16              // drafts of one sample in one step
+#define DRAFT_RIDES     SPECULATIVE_MAX // tokens that it lags behind with which it still decodes
 
 // A sample's tokens.
 struct history {

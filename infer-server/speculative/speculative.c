@@ -218,9 +218,9 @@ static void add_to_bands(const struct speculative *s, const struct draft *draft,
         b->rows++;
         b->tokens += reach;
         if (draft_methods[draft->method]->propose) continue;
-        // One token of lag, as after a step that accepted all, rides in the first pass.
-        b->passes[i] += i == 0 && draft->lag == 1 ? 2 : 1;
-        b->caught_up += i == 0 && draft->lag > 1 ? draft->lag : 0;
+        const int lag = i == 0 ? draft->lag : 0;
+        b->passes[i] += lag <= DRAFT_RIDES ? 1 + lag : 1;
+        b->caught_up += lag > DRAFT_RIDES ? lag : 0;
     }
 }
 

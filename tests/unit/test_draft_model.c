@@ -55,12 +55,14 @@ static struct request *new_sample(int number, int computed)
     return r;
 }
 
-// Samples two drafts for each of n, as often as it takes; returns how often.
+// Samples two drafts for each of n, as often as it takes; returns how often. Tokens that were
+// computed in passes that do nothing else are added to *ret_caught_up.
 static int sample_all(struct draft_model *d, struct request *const *requests, int n,
-                      int32_t (*ret)[2])
+                      int32_t (*ret)[2], int *ret_caught_up)
 {
     struct step_cost passes = {0};
     int rounds = 0;
+    *ret_caught_up = 0;
     for (bool all = false; !all; rounds++) {
         struct sample *samples[SAMPLES];
         struct step_report report = {.warm = true};
@@ -78,6 +80,7 @@ static int sample_all(struct draft_model *d, struct request *const *requests, in
             draft_model_truncate(d, samples[i], PROMPT);
         }
         assert_true(report.draft_ms + report.catch_up_ms > 0);
+        *ret_caught_up += report.n_caught_up;
     }
     return rounds;
 }
@@ -93,8 +96,9 @@ TEST(catches_up_as_far_as_there_is_room)
         struct request *requests[SAMPLES];
         for (int i = 0; i < SAMPLES; i++) requests[i] = new_sample(i, 0);
         int32_t unused[1][2];
-        if (small) sample_all(d, &requests[SAMPLES - 1], 1, unused); // the last one has kept up
-        const int rounds = sample_all(d, requests, SAMPLES, drafts[small]);
+        int caught_up;
+        if (small) sample_all(d, &requests[SAMPLES - 1], 1, unused, &caught_up); // it has kept up
+        const int rounds = sample_all(d, requests, SAMPLES, drafts[small], &caught_up);
         printf("chunks of %d: %d rounds\n", small ? CHUNK : SAMPLES * CONTEXT, rounds);
         assert_true(small ? rounds >= 3 * (PROMPT + 1) / CHUNK : rounds == 1);
         for (int i = 0; i < SAMPLES; i++) request_free(requests[i]);
@@ -102,6 +106,32 @@ TEST(catches_up_as_far_as_there_is_room)
         runner_free(runner);
     }
     assert_memory_equal(drafts[0], drafts[1], sizeof drafts[0]);
+}
+
+// What a sample has accepted since is computed by rows of the first pass, which stays a decode
+// step, with the same drafts, as far as there are rows for it.
+TEST(a_few_tokens_ride_in_the_first_pass)
+{
+    struct runner *runner = NULL;
+    struct draft_model *d = new_draft_model(CHUNK, &runner);
+    struct request *requests[SAMPLES];
+    int32_t expected[SAMPLES][2], drafts[SAMPLES][2];
+    int caught_up;
+    for (int i = 0; i < SAMPLES; i++) requests[i] = new_sample(i, 0);
+    sample_all(d, requests, SAMPLES, expected, &caught_up);
+    for (int lag = 0; lag <= 3; lag++) {
+        for (int i = 0; i < SAMPLES; i++)
+            requests[i]->samples[0].kv[RUNNER_DRAFT].computed = PROMPT - lag;
+        const int rounds = sample_all(d, requests, SAMPLES, drafts, &caught_up);
+        printf("%d tokens: %d caught up in %d rounds\n", lag, caught_up, rounds);
+        assert_memory_equal(drafts, expected, sizeof drafts);
+        // of 2 SAMPLES rows
+        if (lag <= 2) assert_int_equal(caught_up, 0);
+        if (lag == 3) assert_true(caught_up > 0);
+    }
+    for (int i = 0; i < SAMPLES; i++) request_free(requests[i]);
+    draft_model_free(d);
+    runner_free(runner);
 }
 
 TESTS_BETWEEN(open_model, close_model)

@@ -146,7 +146,7 @@ static void draft_all(struct run *r, const struct draft *drafts, struct step_rep
         report->n_rows += drafts[i].n_verify;
         if (drafts[i].n_verify > depth) depth = drafts[i].n_verify;
     }
-    if (r->w->method != SPECULATIVE_DRAFT_MODEL || depth == 0) return;
+    if (draft_methods[r->w->method]->propose || depth == 0) return;
     report->draft_ms = depth * r->w->pass_ms;
     if (r->lag == 0 || drafts[0].n_verify == 0) return;
     report->n_caught_up = r->lag;
@@ -193,7 +193,8 @@ static double run_world(const struct world *w, int from)
     int tokens = 0;
     rng_init(&r.rng, 11, 0);
     assert_ok(speculative_new(false, 512, &r.s));
-    for (int rows = w->n_seqs; rows <= w->n_seqs * (K + 1); rows++)
+    // Sizes as a server times them when it starts.
+    for (int rows = w->n_seqs; rows <= w->n_seqs * (K + 1); rows += 1 + rows / 8)
         step_cost_learn(speculative_step_cost(r.s), rows, 0,
                         1 + w->known_row_ms * (rows - w->n_seqs));
     for (int rows = 1; rows <= 2 * w->n_seqs; rows++)
@@ -212,7 +213,8 @@ static double run_world(const struct world *w, int from)
 
 TEST(never_slower_than_off)
 {
-    const enum speculative_method ngram = SPECULATIVE_NGRAM, model = SPECULATIVE_DRAFT_MODEL;
+    const enum speculative_method ngram = SPECULATIVE_NGRAM, model = SPECULATIVE_DRAFT_MODEL,
+                                  mtp = SPECULATIVE_MTP;
     const struct world worlds[] = {
         // sequences, acceptance before and after, a row, a pass, a prompt, a look, a row as told
         {"nothing accepted", ngram, 1, 0, 0, 0.01, 0, 0, 0.001, 0.01, false},
@@ -226,6 +228,9 @@ TEST(never_slower_than_off)
         {"a bad draft model, batch 16", model, 16, 0.02, 0.02, 0.01, 0.5, 9, 0.01, 0.01, true},
         {"a draft model as slow", model, 1, 0.9, 0.9, 0.01, 1, 2, 0.001, 0.01, false},
         {"its prompts eat up the gain", model, 1, 0.6, 0.6, 0.01, 0.1, 120, 0.001, 0.01, false},
+        {"a layer that is refused", mtp, 1, 0, 0, 0.1, 0.07, 0, 0.001, 0.1, false},
+        {"a layer that is refused, batch 64", mtp, 64, 0.02, 0.02, 0.01, 0.05, 0, 0.01, 0.01, true},
+        {"a layer that becomes bad, batch 64", mtp, 64, 0.9, 0, 0.01, 0.05, 0, 0.01, 0.01, false},
     };
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
         assert_true(run_world(&worlds[i], 0) < 1.03);
@@ -263,9 +268,11 @@ TEST(length_follows_cost_and_acceptance)
         {"cheap rows", SPECULATIVE_NGRAM, 1, 0.95, 0.95, 0.001, 0, 0, 0.001, 0.001, false},
         {"dear rows", SPECULATIVE_NGRAM, 1, 0.6, 0.6, 0.15, 0, 0, 0.001, 0.15, false},
         {"rows dearer than told", SPECULATIVE_NGRAM, 1, 0.6, 0.6, 0.3, 0, 0, 0.001, 0.1, false},
+        {"a layer, batch 64", SPECULATIVE_MTP, 64, 0.8, 0.8, 0.005, 0.05, 0, 0.001, 0.005, false},
     };
     const double one_dear = 1.15 / 1.6, two_dear = 1.3 / 1.96; // milliseconds over tokens
     assert_true(run_world(&worlds[0], 2000) < 1.03 * all_drafts_ms(&worlds[0], 0.95));
     assert_true(run_world(&worlds[1], 2000) < 1.03 * (one_dear < two_dear ? one_dear : two_dear));
-    assert_true(run_world(&worlds[2], 2000) < 1.03 * 1.3 / 1.6); // one draft
+    assert_true(run_world(&worlds[2], 2000) < 1.03 * 1.3 / 1.6);   // one draft
+    assert_true(run_world(&worlds[3], 2000) < 1.03 * 1.74 / 2.44); // two
 }

@@ -182,6 +182,7 @@ static enum status load_draft(struct comparison *c)
              "the draft model's vocabulary of %d tokens is larger than the %d of the "
              "model; it must be of the same tokenizer",
              c->draft_config->vocab_size, c->b->config->vocab_size);
+    model_config_predict_first(c->draft_config, o->draft_vocabulary);
     st = bench_load_weights(c->b->dev, c->draft_config, c->b->dt, o->draft, (uint64_t)o->seed + 1,
                             &c->draft, &c->draft_arena);
 out:
