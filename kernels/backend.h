@@ -117,7 +117,7 @@ static inline struct norm_args norm_args_of_head(const struct norm_args *args,
     struct norm_args head = *args;
     head.x = (const char *)args->x + at;
     head.w = (const char *)args->w + at;
-    head.rstd = args->rstd + (size_t)h * (size_t)(s->rows / s->heads);
+    if (args->rstd) head.rstd = args->rstd + (size_t)h * (size_t)(s->rows / s->heads);
     return head;
 }
 

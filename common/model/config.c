@@ -191,8 +191,7 @@ int64_t config_kv_elements(const struct model_config *config)
     int64_t n = 0;
     for (int l = 0; l < config->n_layers; l++) {
         const struct layer_config *layer = &config->layers[l];
-        if (layer->kv_from >= 0) continue;
-        n += layer->latent.rank > 0 ? layer_latent_width(layer) : 2 * layer_kv_width(layer);
+        n += layer_cached_width(layer) * (layer->latent.rank > 0 ? 1 : 2);
     }
     return n;
 }

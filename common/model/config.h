@@ -269,6 +269,17 @@ static inline int layer_kv_width(const struct layer_config *l)
 {
     return l->n_kv_heads * l->head_dim;
 }
+// Of latent attention: a token's entry in the cache.
+static inline int layer_latent_width(const struct layer_config *l)
+{
+    return l->latent.rank + l->latent.rope;
+}
+// Of a token's keys in the cache, which are its values too where attention is latent; 0: they are
+// another layer's.
+static inline int layer_cached_width(const struct layer_config *l)
+{
+    return l->kv_from >= 0 ? 0 : l->latent.rank > 0 ? layer_latent_width(l) : layer_kv_width(l);
+}
 static inline int layer_qkv_width(const struct layer_config *l)
 {
     return layer_q_width(l) + 2 * layer_kv_width(l);
@@ -350,11 +361,6 @@ static inline int layer_attn_width(const struct layer_config *l)
     if (l->delta.n_heads > 0) return delta_value_width(&l->delta);
     return l->latent.rank > 0 ? l->n_heads * l->latent.value : layer_q_width(l);
 }
-// Of latent attention: a token's entry in the cache.
-static inline int layer_latent_width(const struct layer_config *l)
-{
-    return l->latent.rank + l->latent.rope;
-}
 // Of latent attention: a head of the expanded form (kernels/ops.h, struct latent_shape).
 static inline int layer_expanded_dim(const struct layer_config *l)
 {
@@ -368,15 +374,10 @@ static inline int layer_attn_products(const struct layer_config *l)
     return l->latent.rank > 0 ? l->n_heads * (layer_latent_width(l) + l->latent.rank)
                               : 2 * layer_q_width(l);
 }
-// Of the MLP's first matmul: gate and up, or up alone.
-static inline int layer_up_width(const struct model_config *c, const struct layer_config *l)
+// Of the first matmul of an MLP of so many inner columns: gate and up, or up alone.
+static inline int config_up_width(const struct model_config *c, int inner)
 {
-    return c->gated_mlp ? 2 * l->intermediate : l->intermediate;
-}
-// The same of the shared expert.
-static inline int layer_shared_up_width(const struct model_config *c, const struct layer_config *l)
-{
-    return c->gated_mlp ? 2 * l->shared_intermediate : l->shared_intermediate;
+    return c->gated_mlp ? 2 * inner : inner;
 }
 // Of what an expert reads and gives.
 static inline int layer_expert_width(const struct model_config *c, const struct layer_config *l)
@@ -460,9 +461,9 @@ int config_draft_ahead(const struct model_config *config);
 // max_positions must be set.
 enum status rope_config_read(const char *where, const json_t *json, struct model_config *config);
 // Layers with a window get a table of their own, ropes[1]: rope_parameters' sliding_attention, else
-// the default kind with the theta of `key` (may be NULL), or `theta`.
-enum status rope_config_read_local(const char *where, const json_t *json, const char *key,
-                                   double theta, struct model_config *config);
+// the default kind with the theta of the family's local_key, or its local_theta.
+enum status rope_config_read_local(const char *where, const json_t *json,
+                                   struct model_config *config);
 // Of ropes[i]: (n_positions, dim / 2, 2) f32 cos and sin; host memory, caller frees. Longrope takes
 // its long factors where rope_context (or n_positions, if that is 0) is above
 // original_max_positions.

@@ -212,8 +212,7 @@ enum status family_configure(const char *where, const json_t *json, struct model
     enum status st;
     CHECK(read_biases(where, json, c));
     CHECK(read_experts(where, json, c));
-    if (f->window_ropes)
-        CHECK(rope_config_read_local(where, json, f->local_key, f->local_theta, c));
+    if (f->window_ropes) CHECK(rope_config_read_local(where, json, c));
     if (f->configure) CHECK(f->configure(where, json, c));
 out:
     return st;

@@ -252,13 +252,13 @@ out:
     return st;
 }
 
-enum status rope_config_read_local(const char *where, const json_t *json, const char *key,
-                                   double theta, struct model_config *c)
+enum status rope_config_read_local(const char *where, const json_t *json, struct model_config *c)
 {
+    const char *key = c->family->local_key;
     struct rope_config *r = &c->ropes[1];
     struct rope_source s = {where, "rope_parameters", json, NULL};
     enum status st = ST_OK;
-    r->theta = theta;
+    r->theta = c->family->local_theta;
     if (key) CHECK(json_get_double(where, json, key, 1.0, 1e12, &r->theta));
     CHECK(find_object(where, json, s.key, &s.object));
     CHECK(find_object(where, s.object, "sliding_attention", &s.object));

@@ -58,9 +58,9 @@
     X(SIZE_DELTA_NORM, l->delta.is_scan ? delta_value_width(&l->delta) : l->delta.head_dim)        \
     X(SIZE_EXPERTS, l->moe.n_experts)                                                              \
     X(SIZE_EXPERT, layer_expert_width(c, l))                                                       \
-    X(SIZE_UP, layer_up_width(c, l))                                                               \
+    X(SIZE_UP, config_up_width(c, l->intermediate))                                                \
     X(SIZE_INNER, l->intermediate)                                                                 \
-    X(SIZE_SHARED_UP, layer_shared_up_width(c, l))                                                 \
+    X(SIZE_SHARED_UP, config_up_width(c, l->shared_intermediate))                                  \
     X(SIZE_SHARED_INNER, l->shared_intermediate)                                                   \
     X(SIZE_ONE, 1)
 
@@ -157,7 +157,8 @@ static bool holds(const struct model_config *c, const struct layer_config *l, en
 }
 
 // A role's block: (rows, cols), or (rows) where cols is none; as many of them as there are experts
-// where it is theirs. `parts` are the rows of the tensors that most families store it in.
+// where it is theirs. `parts` are the rows of the tensors that most families store it in. A bias
+// has the rows of what it is of.
 struct role {
     size_t pointer; // where the block's address stands, in struct layer_weights or struct weights
     bool in_layer, is_norm, is_bias, of_experts, is_buffer, in_twin;
@@ -170,120 +171,100 @@ struct role {
 #define NORM            .is_norm = true, .rows = SIZE_HIDDEN
 #define OF_EXPERTS      .of_experts = true
 #define IN_TWIN         .in_twin = true
+#define MATRIX(r, c)    .rows = SIZE_##r, .cols = SIZE_##c
 // A layer has one MLP or experts, in the same place.
-#define UP_ROWS       .rows = SIZE_UP, .parts = {SIZE_INNER, SIZE_INNER}
-#define MLP_UP        IN_LAYER(gate_up), UP_ROWS
-#define MLP_UP_BIAS   BIAS_OF(gate_up), UP_ROWS
-#define MLP_DOWN      IN_LAYER(down)
-#define MLP_DOWN_BIAS BIAS_OF(down), .rows = SIZE_HIDDEN
+#define MLP_UP   IN_LAYER(gate_up), .rows = SIZE_UP, .parts = {SIZE_INNER, SIZE_INNER}
+#define MLP_DOWN IN_LAYER(down)
 
 static const struct role roles[ROLE_COUNT] = {
-    [ROLE_EMBED] = {IN_MODEL(embed), .when = IF_WHOLE, .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
-    [ROLE_LAYER_EMBED] = {IN_MODEL(layer_embed), .when = IF_LAYER_INPUT, .rows = SIZE_LAYER_VOCAB,
-                          .cols = SIZE_LAYER_INPUTS},
-    [ROLE_LAYER_INPUT] = {IN_MODEL(layer_input), .when = IF_LAYER_INPUT, .rows = SIZE_LAYER_INPUTS,
-                          .cols = SIZE_HIDDEN},
+    [ROLE_EMBED] = {IN_MODEL(embed), .when = IF_WHOLE, MATRIX(VOCAB, HIDDEN)},
+    [ROLE_LAYER_EMBED] = {IN_MODEL(layer_embed), .when = IF_LAYER_INPUT,
+                          MATRIX(LAYER_VOCAB, LAYER_INPUTS)},
+    [ROLE_LAYER_INPUT] = {IN_MODEL(layer_input), .when = IF_LAYER_INPUT,
+                          MATRIX(LAYER_INPUTS, HIDDEN)},
     [ROLE_LAYER_INPUT_NORM] = {IN_MODEL(layer_input_norm), .is_norm = true, .when = IF_LAYER_INPUT,
                                .rows = SIZE_LAYER_INPUT},
     [ROLE_MTP_EMBED_NORM] = {IN_MODEL(mtp_embed_norm), NORM, .when = IF_MTP},
     [ROLE_MTP_HIDDEN_NORM] = {IN_MODEL(mtp_hidden_norm), NORM, .when = IF_MTP},
-    [ROLE_MTP_PROJ] = {IN_MODEL(mtp_proj), .when = IF_MTP, .rows = SIZE_HIDDEN,
-                       .cols = SIZE_TWO_HIDDEN},
+    [ROLE_MTP_PROJ] = {IN_MODEL(mtp_proj), .when = IF_MTP, MATRIX(HIDDEN, TWO_HIDDEN)},
     [ROLE_ATTN_NORM] = {IN_LAYER(attn_norm), NORM, .when = IF_PRE_NORM},
-    [ROLE_ATTN_NORM_BIAS] = {BIAS_OF(attn_norm), .when = IF_LAYER_NORM, .rows = SIZE_HIDDEN},
-    [ROLE_QKV] = {IN_LAYER(qkv), IN_TWIN, .when = IF_QKV, .rows = SIZE_ATTN_IN, .cols = SIZE_HIDDEN,
+    [ROLE_ATTN_NORM_BIAS] = {BIAS_OF(attn_norm), .when = IF_LAYER_NORM},
+    [ROLE_QKV] = {IN_LAYER(qkv), IN_TWIN, .when = IF_QKV, MATRIX(ATTN_IN, HIDDEN),
                   .parts = {SIZE_Q_IN, SIZE_K, SIZE_V}},
-    [ROLE_QKV_BIAS] = {BIAS_OF(qkv), .when = IF_QKV_BIAS, .rows = SIZE_ATTN_IN,
-                       .parts = {SIZE_Q_IN, SIZE_K, SIZE_V}},
+    [ROLE_QKV_BIAS] = {BIAS_OF(qkv), .when = IF_QKV_BIAS},
     [ROLE_Q_NORM] = {IN_LAYER(q_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_Q_NORM},
     [ROLE_K_NORM] = {IN_LAYER(k_norm), .is_norm = true, .when = IF_K_NORM, .rows = SIZE_K_NORM},
     [ROLE_SINKS] = {IN_LAYER(sinks), .when = IF_SINKS, .rows = SIZE_HEADS},
-    [ROLE_Q_A] = {IN_LAYER(q_a), IN_TWIN, .when = IF_LATENT_Q_A, .rows = SIZE_Q_RANK,
-                  .cols = SIZE_HIDDEN},
-    [ROLE_Q_A_BIAS] = {BIAS_OF(q_a), .when = IF_Q_A_BIAS, .rows = SIZE_Q_RANK},
+    [ROLE_Q_A] = {IN_LAYER(q_a), IN_TWIN, .when = IF_LATENT_Q_A, MATRIX(Q_RANK, HIDDEN)},
+    [ROLE_Q_A_BIAS] = {BIAS_OF(q_a), .when = IF_Q_A_BIAS},
     [ROLE_Q_A_NORM] = {IN_LAYER(q_a_norm), .is_norm = true, .when = IF_LATENT_Q_A,
                        .rows = SIZE_Q_RANK},
-    [ROLE_Q_B] = {IN_LAYER(q_b), IN_TWIN, .when = IF_LATENT_Q_A, .rows = SIZE_Q,
-                  .cols = SIZE_Q_RANK},
-    [ROLE_Q] = {IN_LAYER(q), IN_TWIN, .when = IF_LATENT_Q, .rows = SIZE_Q, .cols = SIZE_HIDDEN},
-    [ROLE_KV_A] = {IN_LAYER(kv_a), IN_TWIN, .when = IF_LATENT, .rows = SIZE_LATENT,
-                   .cols = SIZE_HIDDEN},
-    [ROLE_KV_A_BIAS] = {BIAS_OF(kv_a), .when = IF_KV_A_BIAS, .rows = SIZE_LATENT},
+    [ROLE_Q_B] = {IN_LAYER(q_b), IN_TWIN, .when = IF_LATENT_Q_A, MATRIX(Q, Q_RANK)},
+    [ROLE_Q] = {IN_LAYER(q), IN_TWIN, .when = IF_LATENT_Q, MATRIX(Q, HIDDEN)},
+    [ROLE_KV_A] = {IN_LAYER(kv_a), IN_TWIN, .when = IF_LATENT, MATRIX(LATENT, HIDDEN)},
+    [ROLE_KV_A_BIAS] = {BIAS_OF(kv_a), .when = IF_KV_A_BIAS},
     [ROLE_KV_A_NORM] = {IN_LAYER(kv_a_norm), .is_norm = true, .when = IF_LATENT,
                         .rows = SIZE_LATENT_RANK},
-    [ROLE_KV_B] = {IN_LAYER(kv_b), IN_TWIN, .when = IF_LATENT, .rows = SIZE_LATENT_HEADS,
-                   .cols = SIZE_LATENT_RANK},
-    [ROLE_O] = {IN_LAYER(o), IN_TWIN, .when = IF_ATTENTION, .rows = SIZE_HIDDEN, .cols = SIZE_ATTN},
-    [ROLE_O_BIAS] = {BIAS_OF(o), .when = IF_O_BIAS, .rows = SIZE_HIDDEN},
-    [ROLE_DELTA_IN] = {IN_LAYER(delta_in), IN_TWIN, .when = IF_DELTA, .rows = SIZE_DELTA_IN,
-                       .cols = SIZE_HIDDEN,
+    [ROLE_KV_B] = {IN_LAYER(kv_b), IN_TWIN, .when = IF_LATENT, MATRIX(LATENT_HEADS, LATENT_RANK)},
+    [ROLE_O] = {IN_LAYER(o), IN_TWIN, .when = IF_ATTENTION, MATRIX(HIDDEN, ATTN)},
+    [ROLE_O_BIAS] = {BIAS_OF(o), .when = IF_O_BIAS},
+    [ROLE_DELTA_IN] = {IN_LAYER(delta_in), IN_TWIN, .when = IF_DELTA, MATRIX(DELTA_IN, HIDDEN),
                        .parts = {SIZE_DELTA_IN_FIRST, SIZE_DELTA_FIRST, SIZE_DELTA_THIRD,
                                  SIZE_DELTA_THIRD, SIZE_DELTA_HEADS}},
-    [ROLE_DELTA_IN_BIAS] = {BIAS_OF(delta_in), .when = IF_DELTA_BIAS, .rows = SIZE_DELTA_IN,
-                            .parts = {SIZE_DELTA_IN_FIRST, SIZE_DELTA_FIRST, SIZE_DELTA_THIRD,
-                                      SIZE_DELTA_THIRD, SIZE_DELTA_HEADS}},
-    [ROLE_DELTA_GATES] = {IN_LAYER(delta_gates), .when = IF_DELTA_GATES, .rows = SIZE_DELTA_GATES,
-                          .cols = SIZE_HIDDEN, .parts = {SIZE_DELTA_FIRST_GATES, SIZE_DELTA_HEADS}},
-    [ROLE_DELTA_CONV] = {IN_LAYER(delta_conv), .when = IF_DELTA, .rows = SIZE_DELTA_CONV,
-                         .cols = SIZE_DELTA_TAPS,
+    [ROLE_DELTA_IN_BIAS] = {BIAS_OF(delta_in), .when = IF_DELTA_BIAS},
+    [ROLE_DELTA_GATES] = {IN_LAYER(delta_gates), .when = IF_DELTA_GATES,
+                          MATRIX(DELTA_GATES, HIDDEN),
+                          .parts = {SIZE_DELTA_FIRST_GATES, SIZE_DELTA_HEADS}},
+    [ROLE_DELTA_CONV] = {IN_LAYER(delta_conv), .when = IF_DELTA, MATRIX(DELTA_CONV, DELTA_TAPS),
                          .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_KEYS, SIZE_DELTA_THIRD}},
-    [ROLE_DELTA_CONV_BIAS] = {BIAS_OF(delta_conv), .when = IF_DELTA_CONV_BIAS,
-                              .rows = SIZE_DELTA_CONV,
-                              .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_KEYS, SIZE_DELTA_THIRD}},
+    [ROLE_DELTA_CONV_BIAS] = {BIAS_OF(delta_conv), .when = IF_DELTA_CONV_BIAS},
     [ROLE_DELTA_A_LOG] = {IN_LAYER(delta_a_log), .when = IF_DELTA_STATE, .rows = SIZE_DELTA_HEADS},
     [ROLE_DELTA_DT_BIAS] = {IN_LAYER(delta_dt_bias), .when = IF_DELTA_STATE,
                             .rows = SIZE_DELTA_HEADS},
     [ROLE_DELTA_SKIP] = {IN_LAYER(delta_skip), .when = IF_DELTA_SCAN, .rows = SIZE_DELTA_HEADS},
     [ROLE_DELTA_NORM] = {IN_LAYER(delta_norm), .is_norm = true, .when = IF_DELTA_STATE,
                          .rows = SIZE_DELTA_NORM},
-    [ROLE_DELTA_OUT] = {IN_LAYER(delta_out), IN_TWIN, .when = IF_DELTA, .rows = SIZE_HIDDEN,
-                        .cols = SIZE_DELTA_VALUE},
-    [ROLE_DELTA_OUT_BIAS] = {BIAS_OF(delta_out), .when = IF_DELTA_BIAS, .rows = SIZE_HIDDEN},
+    [ROLE_DELTA_OUT] = {IN_LAYER(delta_out), IN_TWIN, .when = IF_DELTA,
+                        MATRIX(HIDDEN, DELTA_VALUE)},
+    [ROLE_DELTA_OUT_BIAS] = {BIAS_OF(delta_out), .when = IF_DELTA_BIAS},
     [ROLE_POST_ATTN_NORM] = {IN_LAYER(post_attn_norm), NORM, .when = IF_POST_NORM},
     [ROLE_MLP_NORM] = {IN_LAYER(mlp_norm), NORM, .when = IF_MLP_NORM},
-    [ROLE_MLP_NORM_BIAS] = {BIAS_OF(mlp_norm), .when = IF_MLP_LAYER_NORM, .rows = SIZE_HIDDEN},
-    [ROLE_ROUTER] = {IN_LAYER(router), .when = IF_EXPERTS, .rows = SIZE_EXPERTS,
-                     .cols = SIZE_HIDDEN},
-    [ROLE_ROUTER_LOGIT_BIAS] = {BIAS_OF(router_logit), .when = IF_ROUTER_LOGIT_BIAS,
-                                .rows = SIZE_EXPERTS},
+    [ROLE_MLP_NORM_BIAS] = {BIAS_OF(mlp_norm), .when = IF_MLP_LAYER_NORM},
+    [ROLE_ROUTER] = {IN_LAYER(router), .when = IF_EXPERTS, MATRIX(EXPERTS, HIDDEN)},
+    [ROLE_ROUTER_LOGIT_BIAS] = {BIAS_OF(router_logit), .when = IF_ROUTER_LOGIT_BIAS},
     [ROLE_ROUTER_NORM] = {IN_LAYER(router_norm), NORM, .when = IF_BESIDE},
     [ROLE_EXPERT_SCALE] = {IN_LAYER(expert_scale), .is_norm = true, .when = IF_BESIDE,
                            .rows = SIZE_EXPERTS},
     [ROLE_EXPERTS_NORM] = {IN_LAYER(experts_norm), NORM, .when = IF_BESIDE},
     [ROLE_GATE_UP] = {MLP_UP, IN_TWIN, .when = IF_MLP, .cols = SIZE_HIDDEN},
-    [ROLE_GATE_UP_BIAS] = {MLP_UP_BIAS, .when = IF_MLP_BIAS},
+    [ROLE_GATE_UP_BIAS] = {BIAS_OF(gate_up), .when = IF_MLP_BIAS},
     [ROLE_EXPERTS_GATE_UP] = {MLP_UP, IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, .cols = SIZE_EXPERT},
-    [ROLE_EXPERTS_GATE_UP_BIAS] = {MLP_UP_BIAS, OF_EXPERTS, .when = IF_EXPERTS_BIAS},
+    [ROLE_EXPERTS_GATE_UP_BIAS] = {BIAS_OF(gate_up), OF_EXPERTS, .when = IF_EXPERTS_BIAS},
     [ROLE_EXPERTS_IN] = {IN_LAYER(experts_in), IN_TWIN, .when = IF_EXPERTS_LATENT,
-                         .rows = SIZE_EXPERT, .cols = SIZE_HIDDEN},
+                         MATRIX(EXPERT, HIDDEN)},
     [ROLE_EXPERTS_OUT] = {IN_LAYER(experts_out), IN_TWIN, .when = IF_EXPERTS_LATENT,
-                          .rows = SIZE_HIDDEN, .cols = SIZE_EXPERT},
-    [ROLE_DOWN] = {MLP_DOWN, IN_TWIN, .when = IF_MLP, .rows = SIZE_HIDDEN, .cols = SIZE_INNER},
-    [ROLE_DOWN_BIAS] = {MLP_DOWN_BIAS, .when = IF_MLP_BIAS},
-    [ROLE_EXPERTS_DOWN] = {MLP_DOWN, IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, .rows = SIZE_EXPERT,
-                           .cols = SIZE_INNER},
-    [ROLE_EXPERTS_DOWN_BIAS] = {MLP_DOWN_BIAS, OF_EXPERTS, .when = IF_EXPERTS_BIAS},
+                          MATRIX(HIDDEN, EXPERT)},
+    [ROLE_DOWN] = {MLP_DOWN, IN_TWIN, .when = IF_MLP, MATRIX(HIDDEN, INNER)},
+    [ROLE_DOWN_BIAS] = {BIAS_OF(down), .when = IF_MLP_BIAS},
+    [ROLE_EXPERTS_DOWN] = {MLP_DOWN, IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS,
+                           MATRIX(EXPERT, INNER)},
+    [ROLE_EXPERTS_DOWN_BIAS] = {BIAS_OF(down), OF_EXPERTS, .when = IF_EXPERTS_BIAS},
     [ROLE_SHARED_GATE_UP] = {IN_LAYER(shared_gate_up), IN_TWIN, .when = IF_SHARED,
-                             .rows = SIZE_SHARED_UP, .cols = SIZE_HIDDEN,
+                             MATRIX(SHARED_UP, HIDDEN),
                              .parts = {SIZE_SHARED_INNER, SIZE_SHARED_INNER}},
-    [ROLE_SHARED_DOWN] = {IN_LAYER(shared_down), IN_TWIN, .when = IF_SHARED, .rows = SIZE_HIDDEN,
-                          .cols = SIZE_SHARED_INNER},
-    [ROLE_SHARED_GATE] = {IN_LAYER(shared_gate), .when = IF_SHARED_GATE, .rows = SIZE_ONE,
-                          .cols = SIZE_HIDDEN},
+    [ROLE_SHARED_DOWN] = {IN_LAYER(shared_down), IN_TWIN, .when = IF_SHARED,
+                          MATRIX(HIDDEN, SHARED_INNER)},
+    [ROLE_SHARED_GATE] = {IN_LAYER(shared_gate), .when = IF_SHARED_GATE, MATRIX(ONE, HIDDEN)},
     [ROLE_POST_SHARED_NORM] = {IN_LAYER(post_shared_norm), NORM, .when = IF_BESIDE},
     [ROLE_POST_EXPERTS_NORM] = {IN_LAYER(post_experts_norm), NORM, .when = IF_BESIDE},
     [ROLE_POST_MLP_NORM] = {IN_LAYER(post_mlp_norm), NORM, .when = IF_POST_NORM},
-    [ROLE_LAYER_GATE] = {IN_LAYER(layer_gate), .when = IF_LAYER_INPUT, .rows = SIZE_LAYER_INPUT,
-                         .cols = SIZE_HIDDEN},
-    [ROLE_LAYER_OUT] = {IN_LAYER(layer_out), .when = IF_LAYER_INPUT, .rows = SIZE_HIDDEN,
-                        .cols = SIZE_LAYER_INPUT},
+    [ROLE_LAYER_GATE] = {IN_LAYER(layer_gate), .when = IF_LAYER_INPUT, MATRIX(LAYER_INPUT, HIDDEN)},
+    [ROLE_LAYER_OUT] = {IN_LAYER(layer_out), .when = IF_LAYER_INPUT, MATRIX(HIDDEN, LAYER_INPUT)},
     [ROLE_POST_LAYER_NORM] = {IN_LAYER(post_layer_norm), NORM, .when = IF_LAYER_INPUT},
     [ROLE_FINAL_NORM] = {IN_MODEL(final_norm), NORM},
-    [ROLE_FINAL_NORM_BIAS] = {IN_MODEL(final_norm_bias), .is_bias = true, .when = IF_LAYER_NORM,
-                              .rows = SIZE_HIDDEN},
-    [ROLE_HEAD] = {IN_MODEL(head), .when = IF_UNTIED, .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
-    [ROLE_HEAD_BIAS] = {IN_MODEL(head_bias), .is_bias = true, .when = IF_HEAD_BIAS,
-                        .rows = SIZE_VOCAB},
+    [ROLE_FINAL_NORM_BIAS] = {IN_MODEL(final_norm_bias), .is_bias = true, .when = IF_LAYER_NORM},
+    [ROLE_HEAD] = {IN_MODEL(head), .when = IF_UNTIED, MATRIX(VOCAB, HIDDEN)},
+    [ROLE_HEAD_BIAS] = {IN_MODEL(head_bias), .is_bias = true, .when = IF_HEAD_BIAS},
     [ROLE_ROUTER_BIAS] = {IN_LAYER(router_bias), .is_buffer = true, .when = IF_ROUTER_BIAS,
                           .rows = SIZE_EXPERTS},
     [ROLE_LAYER_SCALE] = {IN_LAYER(layer_scale), .is_buffer = true, .when = IF_LAYER_SCALE,
@@ -345,15 +326,15 @@ struct cut {
 static struct cut cut_role(const struct model_config *c, const struct layer_config *l, int vocab,
                            enum tensor_role i)
 {
-    const struct role *r = &roles[i];
+    const struct role *r = &roles[i], *shape = r - r->is_bias;
     struct cut cut = {0};
     if (!holds(c, l, r->when)) return cut;
     cut.experts = r->of_experts ? l->moe.n_experts : 1;
     cut.cols = size_of(c, l, vocab, r->cols);
-    int64_t left = size_of(c, l, vocab, r->rows);
+    int64_t left = size_of(c, l, vocab, shape->rows);
     for (; left > 0; left -= cut.rows[cut.n_parts++])
         cut.rows[cut.n_parts] =
-            r->parts[0] == SIZE_NONE ? left : size_of(c, l, vocab, r->parts[cut.n_parts]);
+            shape->parts[0] == SIZE_NONE ? left : size_of(c, l, vocab, shape->parts[cut.n_parts]);
     return cut;
 }
 
@@ -519,6 +500,7 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
             scales += c->quantization == QUANTIZATION_MXFP4 ? t->n / MXFP4_BLOCK : t->shape[0];
     }
     *at += own.cols < whole.cols && !c->twin_alone ? scales * (1 + c->shard.size) : scales;
+    if (!roles[role].is_buffer) w->n_elements = aligned(*at);
 }
 
 // Every block in the arena's order: those that the optimizer walks, and the buffers.
@@ -526,17 +508,12 @@ static void each_role(struct weights *w,
                       void (*visit)(struct weights *, enum tensor_role, int, int64_t *),
                       int64_t *sum)
 {
+    const int n = w->config->n_layers;
     for (enum tensor_role r = 0; r < ROLE_ATTN_NORM; r++) visit(w, r, 0, sum);
-    for (int l = 0; l < w->config->n_layers; l++)
+    for (int l = 0; l < n; l++)
         for (enum tensor_role r = ROLE_ATTN_NORM; r < ROLE_FINAL_NORM; r++) visit(w, r, l, sum);
     for (enum tensor_role r = ROLE_FINAL_NORM; r < ROLE_ROUTER_BIAS; r++) visit(w, r, 0, sum);
-}
-
-static void each_buffer(struct weights *w,
-                        void (*visit)(struct weights *, enum tensor_role, int, int64_t *),
-                        int64_t *sum)
-{
-    for (int l = 0; l < w->config->n_layers; l++)
+    for (int l = 0; l < n; l++)
         for (enum tensor_role r = ROLE_ROUTER_BIAS; r < ROLE_COUNT; r++) visit(w, r, l, sum);
 }
 
@@ -554,7 +531,6 @@ static enum status plan_blocks(const struct model_config *config, enum dtype dt,
     w->dt = dt;
     w->twin = twin;
     each_role(w, count_role, &n);
-    each_buffer(w, count_role, &n);
     w->tensors = calloc((size_t)n, sizeof *w->tensors);
     w->layers = calloc((size_t)config->n_layers, sizeof *w->layers);
     if (!w->tensors || !w->layers) {
@@ -562,8 +538,6 @@ static enum status plan_blocks(const struct model_config *config, enum dtype dt,
         return status_fail(ST_NO_MEMORY, "no memory for the weights table");
     }
     each_role(w, plan_role, &at);
-    w->n_elements = aligned(at);
-    each_buffer(w, plan_role, &at);
     finish_plan(w, at);
     *ret = w;
     return ST_OK;

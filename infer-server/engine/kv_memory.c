@@ -110,19 +110,13 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
     if (!m->layers) FAIL(ST_NO_MEMORY, "no memory for %d layers", config->n_layers);
     for (int l = 0; l < config->n_layers; l++) {
         const struct layer_config *layer = &config->layers[l];
-        const bool is_latent = layer->latent.rank > 0;
-        if (layer->kv_from >= 0) { // its keys are another's
-            m->layers[l] =
-                (struct kv_layer){.offset = elements, .width = 0, .scales = scales, .state = state};
-            continue;
-        }
         m->layers[l] = (struct kv_layer){.offset = elements,
-                                         .width = is_latent ? layer_latent_width(layer)
-                                                            : layer_kv_width(layer),
+                                         .width = layer_cached_width(layer),
                                          .scales = scales,
                                          .state = state};
+        if (layer->kv_from >= 0) continue; // its keys are another's
         if (layer->delta.n_heads > 0) state += delta_state_elements(&layer->delta);
-        latent = latent && is_latent;
+        latent = latent && layer->latent.rank > 0;
         elements += (int64_t)n_blocks * block_size * m->layers[l].width;
         scales += (int64_t)n_blocks * block_size * layer_kv_heads(layer) * KV_SCALES;
     }

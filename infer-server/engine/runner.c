@@ -66,8 +66,7 @@ static size_t widened_kv_bytes(const struct device *dev, const struct model_conf
     if (device_kind(dev) == DEVICE_CPU || config->kv_cache == KV_CACHE_AUTO) return 0;
     for (int l = 0; l < config->n_layers; l++) {
         const struct layer_config *layer = &config->layers[l];
-        const size_t width = layer->latent.rank > 0 ? (size_t)layer_latent_width(layer)
-                                                    : 2 * (size_t)layer_kv_width(layer);
+        const size_t width = (size_t)(layer_cached_width(layer) * (layer->latent.rank > 0 ? 1 : 2));
         if (width > most) most = width;
     }
     return most * dtype_size(dt) * (size_t)((max_context + 63) / 64 * 64) + sizeof(int32_t);

@@ -9,19 +9,6 @@ static inline int64_t row_offset(const struct norm_shape *shape, int row)
     return row / shape->heads * shape->stride + (int64_t)(row % shape->heads) * shape->width;
 }
 
-// Where a row's statistics and its weights stand.
-static inline int stat_of(const struct norm_shape *shape, int row)
-{
-    return shape->own_weights
-               ? row % shape->heads * (shape->rows / shape->heads) + row / shape->heads
-               : row;
-}
-
-static inline int64_t weights_of(const struct norm_shape *shape, int row)
-{
-    return shape->own_weights ? (int64_t)(row % shape->heads) * shape->width : 0;
-}
-
 static inline float weight(const struct norm_shape *shape, const float *w, int c)
 {
     if (!w) return 1.0f;
@@ -32,13 +19,18 @@ void cpu_norm(struct device *dev, void *y, const struct norm_args *args,
               const struct norm_shape *shape)
 {
     if (!cpu_is_f32(dev, "norm", shape->dt)) return;
+    for (int h = 0; shape->own_weights && h < shape->heads; h++) {
+        const struct norm_args of = norm_args_of_head(args, shape, h);
+        const struct norm_shape head = norm_shape_of_head(shape);
+        cpu_norm(dev, (float *)y + (size_t)h * (size_t)shape->width, &of, &head);
+    }
+    if (shape->own_weights) return;
     const int width = shape->width;
-    const float *x = args->x, *bias = args->b;
+    const float *x = args->x, *scale = args->w, *bias = args->b;
     const float one = shape->kind == NORM_RMS_PLUS_ONE ? 1.0f : 0.0f;
 #pragma omp parallel for if ((int64_t)shape->rows * width > PARALLEL_WORK)
     for (int r = 0; r < shape->rows; r++) {
         const float *in = x + row_offset(shape, r);
-        const float *scale = (const float *)args->w + weights_of(shape, r);
         float *out = (float *)y + row_offset(shape, r);
         const float centre = shape->kind == NORM_LAYER ? sum_f32(in, width) / (float)width : 0;
 #pragma omp simd
@@ -50,7 +42,7 @@ void cpu_norm(struct device *dev, void *y, const struct norm_args *args,
         if (bias)
 #pragma omp simd
             for (int c = 0; c < width; c++) out[c] += bias[c];
-        if (args->rstd) args->rstd[stat_of(shape, r)] = factor;
+        if (args->rstd) args->rstd[r] = factor;
         if (args->mean && shape->kind == NORM_LAYER) args->mean[r] = centre;
         if (args->codes)
             args->scales[r] = cpu_quantise_row(args->codes + (int64_t)r * width, out, width);

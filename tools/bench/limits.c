@@ -141,7 +141,8 @@ static double unread_parameters(const struct bench *b, double n)
     double unread = 0;
     for (int i = 0; i < c->n_layers; i++) {
         const struct layer_config *l = &c->layers[i];
-        const double each = (double)c->hidden * (layer_up_width(c, l) + l->intermediate);
+        const double each =
+            (double)c->hidden * (config_up_width(c, l->intermediate) + l->intermediate);
         const double experts = l->moe.n_experts;
         if (experts > 0) unread += each * experts * pow(1 - l->moe.top_k / experts, n);
     }

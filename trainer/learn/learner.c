@@ -117,8 +117,9 @@ static size_t rounded_elements(const struct learner *l, const struct layer_confi
 {
     const struct model_config *c = l->config;
     const size_t t = (size_t)l->options.token_budget, rows = layer_mlp_rows(layer, t);
-    const size_t each[] = {rows * (size_t)layer_up_width(c, layer), rows * (size_t)c->hidden,
-                           t * (size_t)layer_shared_up_width(c, layer), t * (size_t)qkv};
+    const size_t each[] = {
+        rows * (size_t)config_up_width(c, layer->intermediate), rows * (size_t)c->hidden,
+        t * (size_t)config_up_width(c, layer->shared_intermediate), t * (size_t)qkv};
     size_t most = 0;
     for (size_t i = 0; i < sizeof each / sizeof *each; i++)
         if (each[i] > most) most = each[i];
@@ -132,7 +133,7 @@ static size_t operations_scratch(const struct learner *l, const struct model *m,
     const struct model_config *c = m->config;
     size_t max = 0;
     for (int i = 0; i < c->n_layers; i++) {
-        int up = layer_up_width(c, &c->layers[i]),
+        int up = config_up_width(c, c->layers[i].intermediate),
             qkv = layer_attn_in_width(c, &c->layers[i]) + layer_delta_in_width(&c->layers[i]);
         const size_t codes = model_codes(m),
                      back = m == l->model ? rounded_elements(l, &c->layers[i], qkv) : 0;
