@@ -163,73 +163,29 @@ void model_delta_finish(struct model *m, const struct delta_end *end)
     if (!end->gate_first) m->ops->gate(m->dev, m->attn_out, &end->gate);
 }
 
-// The order of a row's entries where the first matmuls of linear attention group them by key head:
-// each head's parts in turn, in place of each part's heads. All such layers have one shape.
-struct parts {
-    int n, widths[4]; // of one key head
-};
-
-static struct delta_shape grouped_shape(const struct model *m)
+// Where the first matmuls of linear attention give each key head's parts in turn: the order of a
+// row's entries with all heads' in place of it, part after part, and back. widths: of the parts of
+// one head.
+static enum status arrange(struct model *m, int heads, const int *widths, int n_parts,
+                           struct arrangement *ret)
 {
-    struct delta_shape s = {0};
-    for (int l = 0; l < m->config->n_layers; l++)
-        if (m->config->layers[l].delta.n_heads > 0) s = m->config->layers[l].delta;
-    return s;
-}
-
-static int grouped_heads(const struct model *m)
-{
-    return grouped_shape(m).n_key_heads;
-}
-
-static struct parts grouped_parts(const struct model *m, enum tensor_role role)
-{
-    const struct delta_shape s = grouped_shape(m);
-    const int heads = s.n_heads / s.n_key_heads;
-    if (role == ROLE_DELTA_GATES) return (struct parts){2, {heads, heads}};
-    return (struct parts){4, {s.key_dim, s.key_dim, heads * s.head_dim, heads * s.head_dim}};
-}
-
-// Entries that stay together: the greatest common divisor of the widths.
-static int parts_unit(const struct parts *p)
-{
-    int unit = p->widths[0];
-    for (int i = 1; i < p->n; i++)
-        for (int b = p->widths[i], rest; b > 0; unit = b, b = rest) rest = unit % b;
-    return unit;
-}
-
-static int parts_width(const struct parts *p)
-{
-    int width = 0;
-    for (int i = 0; i < p->n; i++) width += p->widths[i];
-    return width;
-}
-
-// The stored entry of each of a row's entries, part after part, in units.
-static void list_order(const struct parts *p, int n_heads, int unit, int32_t *ret)
-{
-    const int of_head = parts_width(p) / unit;
-    int before = 0;
-    for (int i = 0; i < p->n; before += p->widths[i++] / unit)
-        for (int head = 0; head < n_heads; head++)
-            for (int k = 0; k < p->widths[i] / unit; k++) *ret++ = head * of_head + before + k;
-}
-
-static enum status upload_order(struct model *m, enum tensor_role role, int32_t *ret[2])
-{
-    const struct parts p = grouped_parts(m, role);
-    const int heads = grouped_heads(m), unit = parts_unit(&p), n = parts_width(&p) / unit * heads;
+    int unit = widths[0], of_head = 0; // unit: the greatest common divisor of the widths
+    for (int i = 0; i < n_parts; of_head += widths[i++])
+        for (int b = widths[i], rest; b > 0; unit = b, b = rest) rest = unit % b;
+    const int n = of_head / unit * heads;
     const size_t bytes = (size_t)m->max_tokens * (size_t)n * sizeof(int32_t);
-    int32_t *first = malloc((size_t)n * sizeof *first), *order = malloc(bytes);
+    int32_t *first = malloc((size_t)n * sizeof *first), *order = malloc(bytes), *to = first;
     enum status st = ST_OK;
     if (!first || !order) FAIL(ST_NO_MEMORY, "no memory for the order of %d tokens", m->max_tokens);
-    list_order(&p, heads, unit, first);
+    for (int i = 0, before = 0; i < n_parts; before += widths[i++])
+        for (int head = 0; head < heads; head++)
+            for (int k = 0; k < widths[i] / unit; k++) *to++ = (head * of_head + before) / unit + k;
+    *ret = (struct arrangement){.unit = unit, .n = n};
     for (int back = 0; back < 2; back++) {
         for (int i = 0; i < m->max_tokens * n; i++)
             order[back ? i / n * n + first[i % n] : i] = i / n * n + (back ? i % n : first[i % n]);
-        CHECK(device_alloc(m->dev, bytes, (void **)&ret[back]));
-        device_copy_in(m->dev, ret[back], order, bytes);
+        CHECK(device_alloc(m->dev, bytes, (void **)&ret->order[back]));
+        device_copy_in(m->dev, ret->order[back], order, bytes);
         CHECK(device_sync(m->dev));
         m->scratch_bytes += bytes;
     }
@@ -241,10 +197,14 @@ out:
 
 enum status model_arrange_init(struct model *m)
 {
-    enum status st = ST_OK;
-    if (grouped_heads(m) == 0) return ST_OK;
-    CHECK(upload_order(m, ROLE_DELTA_IN, m->delta_order[0]));
-    st = upload_order(m, ROLE_DELTA_GATES, m->delta_order[1]);
+    const struct layer_config *l = m->config->layers, *end = l + m->config->n_layers;
+    enum status st;
+    while (l < end && l->delta.n_heads == 0) l++; // all that have any have one shape
+    if (l == end) return ST_OK;
+    const int heads = l->delta.n_heads / l->delta.n_key_heads, values = heads * l->delta.head_dim;
+    const int in[] = {l->delta.key_dim, l->delta.key_dim, values, values}, gates[] = {heads, heads};
+    CHECK(arrange(m, l->delta.n_key_heads, in, 4, &m->arranged[0]));
+    st = arrange(m, l->delta.n_key_heads, gates, 2, &m->arranged[1]);
 out:
     return st;
 }
@@ -252,10 +212,9 @@ out:
 void model_arrange(struct model *m, void *y, const void *x, int rows, enum tensor_role role,
                    enum dtype dt, bool back)
 {
-    const struct parts p = grouped_parts(m, role);
-    const int unit = parts_unit(&p), n = parts_width(&p) / unit * grouped_heads(m);
-    const int32_t *order = m->delta_order[role == ROLE_DELTA_GATES][back];
-    m->ops->gather_rows(m->dev, y, x, &(struct gather_args){order, rows * n, unit, 1.0f, dt, 0, 0});
+    const struct arrangement *a = &m->arranged[role == ROLE_DELTA_GATES];
+    m->ops->gather_rows(
+        m->dev, y, x, &(struct gather_args){a->order[back], rows * a->n, a->unit, 1.0f, dt, 0, 0});
 }
 
 // y of dt = one of the first matmuls, of m->normed.

@@ -235,7 +235,7 @@ void model_free(struct model *m)
     if (m->shares_logits && comm_shares(m->comm, m->logits)) m->logits = NULL;
     device_release_parts(m->dev, m, parts, n);
     for (int i = 0; i < MAX_ROPES; i++) device_release(m->dev, m->ropes[i]);
-    for (int i = 0; i < 4; i++) device_release(m->dev, m->delta_order[i / 2][i % 2]);
+    for (int i = 0; i < 4; i++) device_release(m->dev, m->arranged[i / 2].order[i % 2]);
     free(m->attn);
     free(m);
 }

@@ -100,6 +100,12 @@ struct tape {
     void *memory;  // the one allocation behind it all
 };
 
+// What goes where of a batch's rows, and back: `unit` entries together, n such of a row.
+struct arrangement {
+    int unit, n;
+    int32_t *order[2]; // device; (max_tokens, n)
+};
+
 struct model {
     struct device *dev;
     const struct ops *ops;
@@ -130,17 +136,15 @@ struct model {
     void *own_gate, *own_act; // (max_tokens, layer_input)
     float *delta_gates;       // (max_tokens, 2 * heads) of linear attention
     void *grouped; // what its first matmuls give, as the config groups it; of such, as the next
-    // What goes where of a batch's rows, of the matmul's and of the gates', and back: entries of
-    // delta_unit() together, (max_tokens, entries)
-    int32_t *delta_order[2][2];
-    struct latent_rows latent;    // of latent attention, as the next two
-    void *q_a_normed;             // (max_tokens, q_rank)
-    void *latent_out;             // (max_tokens, n_heads, rank)
-    void *gate_up, *act;          // (A, 2 * intermediate), (A, intermediate)
-    void *block;                  // (max_tokens, hidden) what a block gives, before its post-norm
-    void *beside;                 // (max_tokens, hidden) what an MLP beside experts gives
-    float *expert_scales;         // (4, A) chosen experts' scales, weights times these, and room
-    void *expert_in, *expert_out; // (A, expert width) sorted by expert
+    struct arrangement arranged[2]; // of the matmul's and of the gates' rows
+    struct latent_rows latent;      // of latent attention, as the next two
+    void *q_a_normed;               // (max_tokens, q_rank)
+    void *latent_out;               // (max_tokens, n_heads, rank)
+    void *gate_up, *act;            // (A, 2 * intermediate), (A, intermediate)
+    void *block;                    // (max_tokens, hidden) what a block gives, before its post-norm
+    void *beside;                   // (max_tokens, hidden) what an MLP beside experts gives
+    float *expert_scales;           // (4, A) chosen experts' scales, weights times these, and room
+    void *expert_in, *expert_out;   // (A, expert width) sorted by expert
     // (max_tokens, expert width) what experts read and give, where that is a latent vector
     void *latent_in, *latent_sum;
     float *router_logits; // (max_tokens, n_experts)
