@@ -60,8 +60,10 @@ static void learn(const char *run, const char *ranks, const char *shards, const 
 static void rank_0_ends_all(const char *run, const char *const words[], const char *why)
 {
     const int64_t start_ns = clock_now_ns();
+    setenv("TMPDIR", scene.folder, 1); // where the sentence is left
     // mpirun's own status is of no rank where none takes the others along
     scene_run(&scene, JOIN(mpirun_words(2), trainer_command_on(&scene, run, words)));
+    unsetenv("TMPDIR");
     assert_said(&scene, "cw-trainer[1]: error: rank 0 (");
     assert_said(&scene, test_text(") has failed: %s", why));
     assert_true(clock_ms_since(start_ns) < 30000);
