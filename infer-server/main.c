@@ -296,6 +296,7 @@ static enum status find_rank(const struct config *c, struct ranks *ret)
 static enum status serve(void *context)
 {
     const struct config *c = context;
+    bool alone = false;
     enum status st;
     char socket_path[PATH_MAX], bridge_path[PATH_MAX], host[256] = "";
     char *key = NULL, *names = strdup(c->allowed_hosts ? c->allowed_hosts : "");
@@ -328,6 +329,7 @@ static enum status serve(void *context)
         st = follower_run(&o.engine);
         goto out;
     }
+    alone = o.engine.who.counted; // until the engine's thread meets the others
     if (c->api_key_file) CHECK(api_key_read("--api-key-file", c->api_key_file, &key));
     st = unix_listen(socket_path, &socket);
     if (st == ST_IO && !c->socket)
@@ -345,8 +347,10 @@ static enum status serve(void *context)
     o.engine.socket_path = socket_path;
     o.unix_fd = socket.fd;
     socket.fd = -1;
+    alone = false;
     st = server_run(&o);
 out:
+    if (st != ST_OK && alone) group_give_up(bridge_path, &o.engine.who, st);
     unix_listener_close(&socket);
     free(names);
     free(key);

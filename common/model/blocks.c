@@ -46,8 +46,9 @@ struct latent_shape model_latent_shape(const struct model *m, int l, int rows)
 
 struct norm_shape model_latent_norm(const struct model *m, int rows, int width, int stride)
 {
-    // published models take this eps here, whatever their rms_norm_eps
-    return (struct norm_shape){m->config->norm, rows, width, 1, stride, 1e-6f, m->dt, false};
+    struct norm_shape shape = model_norms(m, rows, 1, width, stride);
+    shape.eps = 1e-6f; // in published models, whatever their rms_norm_eps
+    return shape;
 }
 
 void model_latent_rotate(struct model *m, int l, void *rotated, int n, int width,

@@ -248,25 +248,23 @@ enum status model_share_logits(struct model *m, char *ret_why, size_t size)
 }
 
 // ---- shapes -------------------------------------------------------------------------------------
-struct norm_shape model_norm_shape(const struct model *m, int rows)
+struct norm_shape model_norms(const struct model *m, int rows, int n, int width, int stride)
 {
     const struct model_config *c = m->config;
-    return (struct norm_shape){c->norm, rows, c->hidden, 1, c->hidden, c->norm_eps, m->dt, false};
+    return (struct norm_shape){c->norm, rows * n, width, n, stride, c->norm_eps, m->dt, false};
+}
+
+struct norm_shape model_norm_shape(const struct model *m, int rows)
+{
+    return model_norms(m, rows, 1, m->config->hidden, m->config->hidden);
 }
 
 struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int n)
 {
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
-    const int norms = layer_qk_norms(c, n);
-    return (struct norm_shape){c->norm,
-                               rows * norms,
-                               layer_qk_norm_width(c, layer, n),
-                               norms,
-                               layer_qkv_width(layer),
-                               c->norm_eps,
-                               m->dt,
-                               false};
+    return model_norms(m, rows, layer_qk_norms(c, n), layer_qk_norm_width(c, layer, n),
+                       layer_qkv_width(layer));
 }
 
 struct gate_args model_attn_gate(const struct model *m, int l, const void *x, const void *gate,
@@ -285,15 +283,11 @@ struct act_shape model_act_shape(const struct model *m, int rows, int inner)
 struct norm_shape model_inputs_norm(const struct model *m, int rows)
 {
     const struct model_config *c = m->config;
+    struct norm_shape shape =
+        model_norms(m, rows, c->n_layers, c->layer_input, config_layer_inputs(c));
     // what is normalised is meant divided by sqrt(hidden): by eps it is
-    const float eps = c->norm_eps * (float)c->hidden;
-    return (struct norm_shape){.kind = c->norm,
-                               .rows = rows * c->n_layers,
-                               .width = c->layer_input,
-                               .heads = c->n_layers,
-                               .stride = config_layer_inputs(c),
-                               .eps = eps,
-                               .dt = m->dt};
+    shape.eps *= (float)c->hidden;
+    return shape;
 }
 
 struct act_shape model_own_act(const struct model *m, int rows)
@@ -499,13 +493,7 @@ struct norm_shape model_all_heads(struct model *m, void *all, const void *x, con
                         m->dt);
         device_copy_2d(m->dev, (char *)all + i * part, (size_t)width * e, from, part, part, rows);
     }
-    return (struct norm_shape){.kind = c->norm,
-                               .rows = h->rows,
-                               .width = width,
-                               .heads = 1,
-                               .stride = width,
-                               .eps = c->norm_eps,
-                               .dt = m->dt};
+    return model_norms(m, h->rows, 1, width, width);
 }
 
 void model_own_heads(struct model *m, void *x, void *all, const struct heads *h)

@@ -216,9 +216,10 @@ struct norm_args model_attn_norm(const struct layer_weights *w, const void *x,
 struct norm_args model_mlp_norm(const struct layer_weights *w, const void *x,
                                 const struct layer_tape *tape);
 
-// Shapes of calls for `rows` rows, as the forward and the backward pass make them: of the norms
-// over the residual stream, of those over n heads of layer l, of the layer's routing and of
-// its activation.
+// Shapes of calls for `rows` rows, as the forward and the backward pass make them: of n norms a row
+// of so many entries each, in rows that lie stride elements apart; of the norms over the residual
+// stream, of those over n heads of layer l, of the layer's routing and of its activation.
+struct norm_shape model_norms(const struct model *m, int rows, int n, int width, int stride);
 struct norm_shape model_norm_shape(const struct model *m, int rows);
 struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int n);
 struct moe_shape model_moe_shape(const struct model *m, int l, int rows);

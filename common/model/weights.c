@@ -418,7 +418,7 @@ static void plan_slice(const struct model_config *c, const struct cut *own, cons
     }
     t->n_dims = own->cols ? 2 : 1;
     t->shape[1] = own->cols;
-    t->n = t->shape[0] * (own->cols ? own->cols : 1);
+    t->n = t->shape[0] * tensor_columns(t);
     s->whole[1] = whole->cols;
     if (own->cols) s->first_col = shard_first(c->shard, whole->cols, own->cols);
 }
@@ -446,7 +446,7 @@ static void plan_stored(const struct family *f, int layer, int experts, int e, i
                         struct weight_tensor *t)
 {
     struct stored_in *s = &t->stored;
-    const int64_t rows = t->slice.whole[0] * parts, cols = t->n_dims == 2 ? t->slice.whole[1] : 1;
+    const int64_t rows = t->slice.whole[0] * parts, cols = tensor_whole_columns(t);
     tensor_name(f->stored[t->role], 0, layer, 0, s->name);
     s->n_dims = t->n_dims + 1;
     s->shape[0] = experts;
@@ -565,7 +565,7 @@ enum status weights_plan_list(const struct model_config *config, enum dtype dt,
     for (int i = 0; i < n; i++) {
         struct weight_tensor *t = &tensors[i];
         t->role = ROLE_COUNT;
-        t->n = t->shape[0] * (t->n_dims == 2 ? t->shape[1] : 1);
+        t->n = t->shape[0] * tensor_columns(t);
         if (t->slice.n_runs == 0)
             t->slice = (struct tensor_slice){
                 .whole = {t->shape[0], t->shape[1]}, .n_runs = 1, .runs = {{0, t->shape[0], 1}}};
@@ -647,7 +647,7 @@ int64_t weights_parameters(const struct weights *w)
 {
     int64_t sum = 0;
     for (const struct weight_tensor *t = w->tensors; t < w->tensors + w->n_tensors; t++)
-        sum += t->slice.whole[0] * (t->n_dims > 1 ? t->slice.whole[1] : 1);
+        sum += tensor_whole_elements(t);
     return sum;
 }
 

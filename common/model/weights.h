@@ -51,6 +51,19 @@ struct weight_tensor {
     bool in_parts;  // of rows that several ranks hold each computes a part of the gradient
     bool is_buffer; // f32 in an arena of any dtype, behind n_elements: nothing trains it
 };
+// Columns of what is held, and of the whole tensor, whose elements are.
+static inline int64_t tensor_columns(const struct weight_tensor *t)
+{
+    return t->n_dims == 2 ? t->shape[1] : 1;
+}
+static inline int64_t tensor_whole_columns(const struct weight_tensor *t)
+{
+    return t->n_dims == 2 ? t->slice.whole[1] : 1;
+}
+static inline int64_t tensor_whole_elements(const struct weight_tensor *t)
+{
+    return t->slice.whole[0] * tensor_whole_columns(t);
+}
 
 struct layer_weights {                // pointers into the arena; NULL where the family has none
     void *attn_norm, *attn_norm_bias; // (hidden)

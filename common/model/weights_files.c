@@ -103,45 +103,53 @@ static bool begins(const char *name, const char *with)
     return strncmp(name, with, strlen(with)) == 0;
 }
 
-static const char model_prefix[] = "model.";
+// What names begin with in the table, and in a folder. A family may have a word of its own for
+// "model."; of a folder of more than a text model published ones have that below "language_model.",
+// those that transformers 5 writes below "model.language_model.".
+struct prefix {
+    const char *table, *folder;
+};
+enum { N_PREFIXES = 3 };
 
-// `name`, or with `from` in place of `to` at its beginning, in `room`.
+static void list_prefixes(const struct weights *w, struct prefix ret[N_PREFIXES])
+{
+    const char *own = w->config->family->folder_prefix;
+    const bool part = w->config->is_text_part;
+    ret[0] = (struct prefix){"model.", own};
+    ret[1] = (struct prefix){"", part ? "language_model." : NULL};
+    ret[2] = (struct prefix){"model.", part ? "model.language_model." : NULL};
+}
+
+// `name` with `to` in place of `from`, with which it begins, in `room`.
 static const char *with_prefix(const char *name, const char *from, const char *to, char room[200])
 {
-    if (!from || !to || !begins(name, from)) return name;
     snprintf(room, 200, "%s%s", to, name + strlen(from));
     return room;
 }
 
-// A tensor of the table in a folder of more than a text model: published ones have that below
-// "language_model.", those that transformers 5 writes below "model.language_model.". A family may
-// have a word of its own for "model.".
+// A tensor of the table.
 static const struct safetensors_entry *find_tensor(const struct weights *w,
                                                    const struct safetensors *set, const char *name)
 {
+    struct prefix all[N_PREFIXES];
     char other[200];
     const struct safetensors_entry *e = safetensors_find(set, name);
-    if (!e && w->config->family->folder_prefix)
-        e = safetensors_find(
-            set, with_prefix(name, model_prefix, w->config->family->folder_prefix, other));
-    if (e || !w->config->is_text_part) return e;
-    snprintf(other, sizeof other, "language_model.%s", name);
-    e = safetensors_find(set, other);
-    if (e || !begins(name, "model.")) return e;
-    snprintf(other, sizeof other, "model.language_model.%s", name + strlen("model."));
-    return safetensors_find(set, other);
+    list_prefixes(w, all);
+    for (const struct prefix *p = all; !e && p < all + N_PREFIXES; p++)
+        if (p->folder && begins(name, p->table))
+            e = safetensors_find(set, with_prefix(name, p->table, p->folder, other));
+    return e;
 }
 
-// What the table would call a tensor of such a folder: its name, or one in `room`.
+// What the table would call a tensor of the folder: its name, or one in `room`.
 static const char *name_in_table(const struct weights *w, const char *name, char room[200])
 {
-    static const char inside[] = "language_model.", below[] = "model.language_model.";
-    name = with_prefix(name, w->config->family->folder_prefix, model_prefix, room);
-    if (!w->config->is_text_part) return name;
-    if (begins(name, inside)) return name + strlen(inside);
-    if (!begins(name, below)) return name;
-    snprintf(room, 200, "model.%s", name + strlen(below));
-    return room;
+    struct prefix all[N_PREFIXES];
+    list_prefixes(w, all);
+    for (const struct prefix *p = all; p < all + N_PREFIXES; p++)
+        if (p->folder && begins(name, p->folder))
+            return with_prefix(name, p->folder, p->table, room);
+    return name;
 }
 
 // Of such a folder: what reads images, and what predicts further tokens.
@@ -377,7 +385,7 @@ static struct spread rows_of_folder(const struct weight_tensor *t,
 {
     const struct tensor_slice *s = &t->slice;
     const bool stored = t->stored.n_dims > 0;
-    const int64_t row_step = stored ? t->stored.row_step : t->n_dims == 2 ? s->whole[1] : 1;
+    const int64_t row_step = stored ? t->stored.row_step : tensor_whole_columns(t);
     const int64_t col_step = stored ? t->stored.col_step : 1;
     const int64_t at = t->stored.first + row * row_step + s->first_col * col_step;
     return (struct spread){(const char *)e->data + (size_t)at * dtype_size(e->dt), row_step,
@@ -404,8 +412,8 @@ static void copy_in_slice(const struct weights *w, struct device *dev,
                           void *staging, void *packed)
 {
     const struct tensor_slice *s = &t->slice;
-    const int64_t cols = t->n_dims == 2 ? t->shape[1] : 1, all = t->n_dims == 2 ? s->whole[1] : 1;
-    const bool as_it_lies = !e->read && cols == all && t->stored.n_dims == 0;
+    const int64_t cols = tensor_columns(t);
+    const bool as_it_lies = !e->read && cols == tensor_whole_columns(t) && t->stored.n_dims == 0;
     const int64_t max = as_it_lies ? INT64_MAX : STAGING_ELEMENTS / cols;
     int64_t at = 0;
     for (int r = 0; r < s->n_runs; r++)
@@ -598,23 +606,18 @@ struct shard_join {
     void *slice;               // of the largest tensor, f32; host
 };
 
-static int64_t columns(const struct weight_tensor *t)
-{
-    return t->n_dims == 2 ? t->shape[1] : 1;
-}
-
 // The entry of the whole tensor where a row of the slice begins.
 static int64_t place_of(const struct weight_tensor *t, int64_t row)
 {
     const struct tensor_slice *s = &t->slice;
     int run = 0;
     for (; row >= s->runs[run].n; run++) row -= s->runs[run].n;
-    return (s->runs[run].first + row) * (t->n_dims == 2 ? s->whole[1] : 1) + s->first_col;
+    return (s->runs[run].first + row) * tensor_whole_columns(t) + s->first_col;
 }
 
 void shard_take(const struct weight_tensor *t, const void *whole, size_t element, void *ret_own)
 {
-    const size_t bytes = (size_t)columns(t) * element;
+    const size_t bytes = (size_t)tensor_columns(t) * element;
     for (int64_t row = 0; row < t->shape[0]; row++)
         memcpy((char *)ret_own + (size_t)row * bytes,
                (const char *)whole + (size_t)place_of(t, row) * element, bytes);
@@ -622,15 +625,10 @@ void shard_take(const struct weight_tensor *t, const void *whole, size_t element
 
 static void put(const struct weight_tensor *t, const void *own, size_t element, void *ret_whole)
 {
-    const size_t bytes = (size_t)columns(t) * element;
+    const size_t bytes = (size_t)tensor_columns(t) * element;
     for (int64_t row = 0; row < t->shape[0]; row++)
         memcpy((char *)ret_whole + (size_t)place_of(t, row) * element,
                (const char *)own + (size_t)row * bytes, bytes);
-}
-
-static int64_t whole_elements(const struct weight_tensor *t)
-{
-    return t->slice.whole[0] * (t->n_dims == 2 ? t->slice.whole[1] : 1);
 }
 
 enum status shard_join_new(const struct weights *w, struct device *dev, struct comm *comm,
@@ -666,25 +664,20 @@ void shard_join_free(struct shard_join *j)
     free(j);
 }
 
-static enum status send_slice(struct shard_join *j, const char *own, size_t bytes)
+// A slice from another rank, or on any other to rank 0.
+static enum status carry_slice(struct shard_join *j, int rank, char *slice, size_t bytes)
 {
+    const bool sends = comm_rank(j->comm) > 0;
     enum status st = ST_OK;
     for (size_t at = 0, n; at < bytes && st == ST_OK; at += n) {
         n = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
-        device_copy_in(j->dev, j->piece, own + at, n);
-        comm_send(j->comm, j->piece, n, 0);
-        st = device_sync(j->dev);
-    }
-    return st;
-}
-
-static enum status receive_slice(struct shard_join *j, int rank, char *slice, size_t bytes)
-{
-    enum status st = ST_OK;
-    for (size_t at = 0, n; at < bytes && st == ST_OK; at += n) {
-        n = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
-        comm_recv(j->comm, j->piece, n, rank);
-        device_copy_out(j->dev, slice + at, j->piece, n);
+        if (sends) {
+            device_copy_in(j->dev, j->piece, slice + at, n);
+            comm_send(j->comm, j->piece, n, 0);
+        } else {
+            comm_recv(j->comm, j->piece, n, rank);
+            device_copy_out(j->dev, slice + at, j->piece, n);
+        }
         st = device_sync(j->dev);
     }
     return st;
@@ -696,11 +689,11 @@ enum status shard_join_tensor(struct shard_join *j, int i, const void *own, size
     const struct weight_tensor *t = &j->own->tensors[i];
     enum status st = comm_gather_host(j->comm, t, j->all, sizeof *t);
     if (st != ST_OK) return st;
-    if (comm_rank(j->comm) > 0) return send_slice(j, own, (size_t)t->n * element);
+    if (comm_rank(j->comm) > 0) return carry_slice(j, 0, (char *)own, (size_t)t->n * element);
     put(t, own, element, whole);
     for (int r = 1; r < comm_size(j->comm) && st == ST_OK; r++) {
         t = &j->all[r];
-        st = receive_slice(j, r, j->slice, (size_t)t->n * element);
+        st = carry_slice(j, r, j->slice, (size_t)t->n * element);
         if (st == ST_OK) put(t, j->slice, element, whole);
     }
     return st;
@@ -710,23 +703,23 @@ enum status shard_join_tensor(struct shard_join *j, int i, const void *own, size
 static int64_t whole_before(const struct weights *w, int i)
 {
     int64_t n = 0;
-    while (!weights_begins_block(w, i)) n += whole_elements(&w->tensors[--i]);
+    while (!weights_begins_block(w, i)) n += tensor_whole_elements(&w->tensors[--i]);
     return n;
 }
 
 int64_t shard_whole_blocks(const struct weights *w, int i, int64_t block)
 {
-    return (whole_before(w, i) % block + whole_elements(&w->tensors[i]) - 1) / block + 1;
+    return (whole_before(w, i) % block + tensor_whole_elements(&w->tensors[i]) - 1) / block + 1;
 }
 
 bool shard_cuts_between(const struct weights *w, int i, int64_t block)
 {
     const struct weight_tensor *t = &w->tensors[i];
-    bool all =
-        t->offset % block == 0 && whole_before(w, i) % block == 0 && whole_elements(t) % block == 0;
+    bool all = t->offset % block == 0 && whole_before(w, i) % block == 0 &&
+               tensor_whole_elements(t) % block == 0;
     if (t->n_dims == 2 && t->shape[1] < t->slice.whole[1]) all = all && t->shape[1] % block == 0;
     for (int r = 0; r < t->slice.n_runs; r++)
-        all = all && t->slice.runs[r].n * columns(t) % block == 0;
+        all = all && t->slice.runs[r].n * tensor_columns(t) % block == 0;
     return all;
 }
 
@@ -734,7 +727,7 @@ enum status shard_join_blocks(struct shard_join *j, int i, int64_t block, float 
 {
     const struct weight_tensor *t = &j->own->tensors[i];
     const bool shrinks = comm_rank(j->comm) == 0 && shard_cuts_between(j->own, i, block);
-    const int64_t n = whole_elements(t), before = t->offset % block;
+    const int64_t n = tensor_whole_elements(t), before = t->offset % block;
     float *each = shrinks ? malloc((size_t)n * sizeof *each) : whole;
     if (shrinks && !each) return status_fail(ST_NO_MEMORY, "no memory to put shards together");
     for (int64_t k = t->n - 1; k >= 0; k--) own[k] = own[(before + k) / block];
@@ -755,7 +748,7 @@ void shard_take_moments(const struct weights *w, int i, const void *codes, const
     for (int64_t k = 0; k < before; k++) ret_scales[k] = last->scale;
     shard_take(t, codes, 1, ret_codes + before);
     for (int64_t k = 0; k < t->n; k++) {
-        const int64_t at = place_of(t, k / columns(t)) + k % columns(t),
+        const int64_t at = place_of(t, k / tensor_columns(t)) + k % tensor_columns(t),
                       entry = each ? at : (whole + at) / BLOCK;
         memcpy(&ret_scales[before + k], (const char *)scales + (size_t)entry * sizeof *ret_scales,
                sizeof *ret_scales);
@@ -786,7 +779,7 @@ static enum status save_open(const struct weights *w, struct device *dev, struct
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         if (t->n > own) own = t->n;
-        if (whole_elements(t) > whole) whole = whole_elements(t);
+        if (tensor_whole_elements(t) > whole) whole = tensor_whole_elements(t);
         if (t->stored.n_dims) stored = whole;
     }
     if (w->config->shard.size > 1 && !w->comm)
@@ -823,7 +816,7 @@ static enum status collect_tensor(struct save *s, int i)
 static void convert_for_save(struct save *s, const struct weight_tensor *t, enum dtype as, void *to)
 {
     const void *from = s->join ? s->whole : s->own;
-    const int64_t n = whole_elements(t);
+    const int64_t n = tensor_whole_elements(t);
     const enum dtype own = weights_tensor_dtype(s->w, t);
     if (as == own)
         memcpy(to, from, (size_t)n * dtype_size(as));
@@ -840,7 +833,7 @@ static enum status read_stored(struct save *s, const struct weight_tensor *t, en
     const size_t element = dtype_size(as);
     enum status st = ST_OK;
     for (; t < end && strcmp(t->stored.name, first->stored.name) == 0; t++) {
-        const int64_t cols = t->n_dims == 2 ? t->slice.whole[1] : 1;
+        const int64_t cols = tensor_whole_columns(t);
         CHECK(collect_tensor(s, (int)(t - s->w->tensors)));
         convert_for_save(s, t, as, s->converted);
 #pragma omp parallel for
@@ -906,11 +899,11 @@ enum status weights_save_part(const struct weights *w, struct device *dev)
 static struct safetensors_source source_of(const struct weights *w, const struct weight_tensor *t,
                                            enum dtype as)
 {
-    char room[200];
+    const char *own = w->config->family->folder_prefix, *name = weights_folder_name(t);
     struct safetensors_source source = {.dt = t->is_buffer ? DT_F32 : as, .tag = t};
-    snprintf(
-        source.name, sizeof source.name, "%s",
-        with_prefix(weights_folder_name(t), model_prefix, w->config->family->folder_prefix, room));
+    const bool other = own && begins(name, "model.");
+    snprintf(source.name, sizeof source.name, "%s%s", other ? own : "",
+             name + (other ? strlen("model.") : 0));
     source.n_dims = weights_file_shape(t, source.shape);
     return source;
 }

@@ -286,6 +286,7 @@ enum status follower_run(const struct engine_options *options)
         group_end(f.group);
     }
     if (st != ST_OK && f.group) group_answer(f.group, st, NULL, 0);
+    if (st != ST_OK && !f.group) group_give_up(options->bridge_path, &options->who, st);
     adapters_free(f.adapters);
     for (struct held *h = f.held; h < f.held + RUNNERS; h++) {
         if (f.dev) device_release(f.dev, h->rows);

@@ -42,27 +42,38 @@ static json_t *schema_spec(const struct called *f, const json_t *schema)
     return json_pack("{s:o}", "json_schema", copy);
 }
 
+// One of the texts of an enum, between marks; NULL: it has others than texts, or is none.
+static json_t *choice_of_texts(const json_t *type, const char *mark)
+{
+    const json_t *list = json_object_get(type, "enum"), *one;
+    json_t *texts = json_array();
+    size_t i;
+    json_array_foreach (list, i, one)
+        if (json_is_string(one))
+            json_array_append_new(texts,
+                                  json_sprintf("%s%s%s", mark, json_string_value(one), mark));
+    if (json_array_size(texts) > 0 && json_array_size(texts) == json_array_size(list))
+        return json_pack("{s:o}", "choice", texts);
+    json_decref(texts);
+    return NULL;
+}
+
 // Up to the text at *at in a pattern, and with it.
 static json_t *value_spec(const struct called *f, const char **at, bool lines)
 {
     struct bytes end = BYTES_INIT; // of a value that is no free text
-    const json_t *list = json_object_get(f->type, "enum"), *one;
-    json_t *spec, *texts = json_array();
-    size_t n = 0, i;
+    json_t *spec = choice_of_texts(f->type, "");
+    size_t n = 0;
     while (!IS_SPECIAL((*at)[n])) n++;
     bytes_puts(&end, lines ? "\n" : "");
     bytes_append(&end, *at, n);
     *at += n;
-    json_array_foreach (list, i, one)
-        if (json_is_string(one)) json_array_append(texts, (json_t *)one);
-    const size_t n_texts = json_array_size(texts);
-    if (n_texts && n_texts == json_array_size(list))
-        spec = json_pack("{s:[{s:O}, s]}", "sequence", "choice", texts, bytes_text(&end));
+    if (spec)
+        spec = json_pack("{s:[o, s]}", "sequence", spec, bytes_text(&end));
     else if (!f->type || tool_takes_text(parameters(f), f->type))
         spec = json_pack("{s:[s]}", "until", bytes_text(&end) + lines);
     else
         spec = json_pack("{s:[o, s]}", "sequence", schema_spec(f, f->type), bytes_text(&end));
-    json_decref(texts);
     bytes_release(&end);
     return lines ? json_pack("{s:[s, o]}", "sequence", "\n", spec) : spec;
 }
@@ -101,20 +112,11 @@ static json_t *tagged_spec(const struct called *f, const char **at)
 static json_t *bare_argument(const struct called *f, const char *key, const json_t *type)
 {
     static const char mark[] = TOOL_BARE_QUOTE;
-    const json_t *list = json_object_get(type, "enum"), *one;
-    json_t *value, *texts = json_array();
-    size_t i;
-    json_array_foreach (list, i, one)
-        if (json_is_string(one))
-            json_array_append_new(texts,
-                                  json_sprintf("%s%s%s", mark, json_string_value(one), mark));
-    if (json_array_size(texts) > 0 && json_array_size(texts) == json_array_size(list))
-        value = json_pack("{s:O}", "choice", texts);
-    else if (tool_takes_text(parameters(f), type))
+    json_t *value = choice_of_texts(type, mark);
+    if (!value && tool_takes_text(parameters(f), type))
         value = json_pack("{s:[s, {s:[s]}]}", "sequence", mark, "until", mark);
-    else
+    else if (!value)
         value = schema_spec(f, type);
-    json_decref(texts);
     return json_pack("{s:[s, s, o]}", "sequence", key, ":", value);
 }
 

@@ -161,29 +161,28 @@ static enum status free_slot(const struct adapters *a, int *ret)
                        a->max);
 }
 
-static enum status plan_of_order(const struct adapters *a, const struct adapter_request *order,
-                                 const struct adapter *copied, struct adapter **ret)
+static enum status plan_of_change(const struct adapters *a, const struct adapter_change *c,
+                                  const struct adapter *copied, struct adapter **ret)
 {
     struct adapter_config *config;
-    if (copied) return plan_of_json(a->base, order->copy_of, copied->config->source, ret);
-    if (!order->folder) return plan_of(a, "\"config\"", order->config, ret);
-    enum status st = adapter_config_load(order->folder, &config);
+    if (copied) return plan_of_json(a->base, c->text, copied->config->source, ret);
+    if (c->step == ADAPTERS_MAKE) return plan_of(a, "\"config\"", c->text, ret);
+    enum status st = adapter_config_load(c->text, &config);
     return st == ST_OK ? adapter_new(config, a->base, a->base->dt, ret) : st;
 }
 
-enum status adapters_add(struct adapters *a, const struct adapter_request *order,
-                         const char *segment)
+static enum status add(struct adapters *a, const struct adapter_change *c, const char *segment)
 {
     enum status st;
     int slot = 0;
     char name[128];
     struct slot s = {0};
-    const int source = order->copy_of ? adapters_find(a, order->copy_of) : -1;
+    const bool copies = c->step == ADAPTERS_COPY, loads = c->step == ADAPTERS_LOAD;
+    const int source = copies ? adapters_find(a, c->text) : -1;
     const struct adapter *copied = source >= 0 ? a->slots[source].adapter : NULL;
-    if (order->copy_of && !copied)
-        FAIL(ST_NOT_FOUND, "\"copy_of\": there is no adapter '%s'", order->copy_of);
+    if (copies && !copied) FAIL(ST_NOT_FOUND, "\"copy_of\": there is no adapter '%s'", c->text);
     CHECK(free_slot(a, &slot));
-    CHECK(plan_of_order(a, order, copied, &s.adapter));
+    CHECK(plan_of_change(a, c, copied, &s.adapter));
     if (s.adapter->max_rank > a->max_rank)
         FAIL(ST_INVALID,
              "the adapter has rank %d, over this server's %d; start it with --max-lora-rank %d",
@@ -193,13 +192,13 @@ enum status adapters_add(struct adapters *a, const struct adapter_request *order
     a->slots[slot].room = NULL;
     CHECK(shared_memory_create(a->dev, name, s.adapter->weights->bytes, &s.memory));
     weights_bind(s.adapter->weights, shared_memory_data(s.memory));
-    if (order->folder) CHECK(adapter_load(s.adapter, a->dev, order->folder));
+    if (loads) CHECK(adapter_load(s.adapter, a->dev, c->text));
     if (copied) // else its memory is zeros
         device_copy(a->dev, s.adapter->weights->base, copied->weights->base,
                     s.adapter->weights->bytes);
     CHECK(device_sync(a->dev));
-    snprintf(s.info.name, sizeof s.info.name, "%s", order->name);
-    snprintf(s.info.folder, sizeof s.info.folder, "%s", order->folder ? order->folder : "");
+    snprintf(s.info.name, sizeof s.info.name, "%s", c->name);
+    snprintf(s.info.folder, sizeof s.info.folder, "%s", loads ? c->text : "");
     s.info.ref = (struct adapter_ref){slot + 1, ++a->given};
     s.info.rank = s.adapter->max_rank;
     CHECK(adapter_table_set(a->table, slot, s.adapter));
@@ -211,7 +210,7 @@ out:
     return st;
 }
 
-void adapters_retire(struct adapters *a, int slot)
+static void retire(struct adapters *a, int slot)
 {
     char role[CONTROL_ROLE_BYTES];
     role_of(&a->slots[slot], role);
@@ -219,10 +218,10 @@ void adapters_retire(struct adapters *a, int slot)
     a->slots[slot].info.name[0] = 0;
 }
 
-enum status adapters_remove(struct adapters *a, int slot)
+static enum status release(struct adapters *a, int slot)
 {
     enum status st = adapter_table_set(a->table, slot, NULL);
-    adapters_retire(a, slot);
+    retire(a, slot);
     if (st != ST_OK) return st;
     slot_release(a->dev, &a->slots[slot]);
     // Somebody else may have taken its memory meanwhile: it then has no room.
@@ -250,7 +249,7 @@ enum status adapters_check_folder(const struct adapters *a, int slot, const char
     return adapter_check(a->slots[slot].adapter, folder);
 }
 
-enum status adapters_reload(struct adapters *a, int slot, const char *folder)
+static enum status reload(struct adapters *a, int slot, const char *folder)
 {
     struct slot *s = &a->slots[slot];
     enum status st = adapter_load(s->adapter, a->dev, folder);
@@ -265,7 +264,7 @@ bool adapters_is_checkpoint(const char *folder)
     return file_exists_in(folder, ADAPTER_CONFIG_FILE);
 }
 
-enum status adapters_restore(struct adapters *a, const char *checkpoint)
+static enum status restore(struct adapters *a, const char *checkpoint)
 {
     enum status st;
     json_t *state = NULL;
@@ -279,13 +278,13 @@ enum status adapters_restore(struct adapters *a, const char *checkpoint)
     if (slot < 0)
         FAIL(ST_NOT_FOUND, "%s: its adapter \"%s\" is not loaded", path, name ? name : "");
     CHECK(adapters_check_folder(a, slot, checkpoint));
-    CHECK(adapters_reload(a, slot, checkpoint));
+    CHECK(reload(a, slot, checkpoint));
 out:
     json_decref(state);
     return st;
 }
 
-enum status adapters_revert(struct adapters *a)
+static enum status revert(struct adapters *a)
 {
     enum status st = ST_OK;
     for (struct slot *s = a->slots; s < a->slots + a->max && st == ST_OK; s++) {
@@ -303,25 +302,19 @@ enum status adapters_revert(struct adapters *a)
 enum status adapters_change(struct adapters *a, const struct adapter_change *c, const char *segment)
 {
     const int slot = c->slot >= 0 ? c->slot : adapters_find(a, c->name);
-    const struct adapter_request order = {
-        .name = c->name,
-        .folder = c->step == ADAPTERS_LOAD ? c->text : NULL,
-        .config = c->step == ADAPTERS_MAKE ? c->text : NULL,
-        .copy_of = c->step == ADAPTERS_COPY ? c->text : NULL,
-    };
     switch (c->step) {
     case ADAPTERS_RETIRE:
-        adapters_retire(a, slot);
+        retire(a, slot);
         return ST_OK;
     case ADAPTERS_REMOVE:
-        return slot < 0 ? ST_OK : adapters_remove(a, slot);
+        return slot < 0 ? ST_OK : release(a, slot);
     case ADAPTERS_RELOAD:
-        return adapters_reload(a, slot, c->text);
+        return reload(a, slot, c->text);
     case ADAPTERS_RESTORE:
-        return adapters_restore(a, c->text);
+        return restore(a, c->text);
     case ADAPTERS_REVERT:
-        return adapters_revert(a);
+        return revert(a);
     default:
-        return adapters_add(a, &order, segment);
+        return add(a, c, segment);
     }
 }

@@ -47,27 +47,22 @@ const struct adapter_table *adapters_table(const struct adapters *a);
 
 // One more, of a PEFT folder; or (config, PEFT's adapter_config.json as text) a new one that
 // changes nothing until somebody writes it; or (copy_of, another's name) one with the weights that
-// this one has now. Its arena is shared memory of that name, without the slot's number. ST_INVALID:
-// a name that is there already, or more than there is room for.
+// this one has now.
 struct adapter_request {
     const char *name, *folder, *config, *copy_of; // one of the latter three
     bool in_place;                                // the name is there: its weights are replaced
 };
-enum status adapters_add(struct adapters *a, const struct adapter_request *order,
-                         const char *segment);
-void adapters_retire(struct adapters *a, int slot); // it has no name any more
-enum status adapters_remove(struct adapters *a, int slot);
 // What is done to those of all ranks alike, one after another, so that each has its slot on all.
 enum adapter_step {
-    ADAPTERS_NEW,  // adapters_new()
-    ADAPTERS_LOAD, // adapters_add(), of a folder, a config, another's weights
-    ADAPTERS_MAKE,
-    ADAPTERS_COPY,
-    ADAPTERS_RETIRE,
+    ADAPTERS_NEW,    // adapters_new()
+    ADAPTERS_LOAD,   // one more, of a folder
+    ADAPTERS_MAKE,   // of a config
+    ADAPTERS_COPY,   // of another's weights
+    ADAPTERS_RETIRE, // it has no name any more
     ADAPTERS_REMOVE,
-    ADAPTERS_RELOAD,
-    ADAPTERS_RESTORE,
-    ADAPTERS_REVERT
+    ADAPTERS_RELOAD,  // a folder's weights, which adapters_check_folder() takes
+    ADAPTERS_RESTORE, // torn weights: from a trainer's checkpoint of one
+    ADAPTERS_REVERT   // where none can be used: every adapter as its folder has it, or as new
 };
 struct adapter_change {
     enum adapter_step step;
@@ -76,18 +71,15 @@ struct adapter_change {
     char name[ADAPTER_NAME_BYTES];
     const char *text; // a folder, a config, another's name
 };
+// A new one's arena is shared memory of that name, without the slot's number. ST_INVALID: more than
+// there is room for.
 enum status adapters_change(struct adapters *a, const struct adapter_change *c,
                             const char *segment);
 
 // Whether an adapter is as that config (its text) says. ST_MISMATCH: it is not.
 enum status adapters_check(const struct adapters *a, int slot, const char *config);
-// Whether a folder is of the same config, and whole; then its weights.
+// Whether a folder is of the same config, and whole.
 enum status adapters_check_folder(const struct adapters *a, int slot, const char *folder);
-enum status adapters_reload(struct adapters *a, int slot, const char *folder);
-// Torn weights: from a trainer's checkpoint of one.
-enum status adapters_restore(struct adapters *a, const char *checkpoint);
-// Where there is none that can be used: every adapter as its folder has it, or as new.
-enum status adapters_revert(struct adapters *a);
 // Whether a checkpoint is of an adapter.
 bool adapters_is_checkpoint(const char *folder);
 

@@ -156,6 +156,22 @@ static enum status watch(void *group)
     return group_check(group);
 }
 
+// url: room for it.
+static struct rendezvous_options meeting_of(const char *bridge_path, const struct ranks *who,
+                                            char url[PATH_MAX + 16])
+{
+    snprintf(url, PATH_MAX + 16, "file://%s.ranks", bridge_path);
+    return (struct rendezvous_options){
+        .url = url, .who = *who, .version = COMMONWEIGHT_VERSION, .timeout_s = MEET_S};
+}
+
+void group_give_up(const char *bridge_path, const struct ranks *who, enum status why)
+{
+    char url[PATH_MAX + 16];
+    const struct rendezvous_options options = meeting_of(bridge_path, who, url);
+    if (who->size > 1) rendezvous_give_up(&options, why);
+}
+
 enum status group_open(struct device *dev, const char *bridge_path, const struct ranks *who,
                        struct group **ret)
 {
@@ -168,9 +184,7 @@ enum status group_open(struct device *dev, const char *bridge_path, const struct
         *ret = NULL;
         return ST_OK;
     }
-    snprintf(url, sizeof url, "file://%s.ranks", bridge_path);
-    const struct rendezvous_options options = {
-        .url = url, .who = *who, .version = COMMONWEIGHT_VERSION, .timeout_s = MEET_S};
+    const struct rendezvous_options options = meeting_of(bridge_path, who, url);
     g = calloc(1, sizeof *g);
     if (!g) FAIL(ST_NO_MEMORY, "no memory for a group of %d ranks", who->size);
     g->rank = who->rank;

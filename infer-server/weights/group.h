@@ -56,6 +56,9 @@ enum order {
 // gives NULL.
 enum status group_open(struct device *dev, const char *bridge_path, const struct ranks *who,
                        struct group **ret);
+// Of a rank that fails before: the others, who wait, end at once with its sentence, which stays
+// this thread's.
+void group_give_up(const char *bridge_path, const struct ranks *who, enum status why);
 // Before the model's memory is released: rank 0's tells the followers to end, and where all do,
 // none has another's memory mapped any more.
 void group_end(struct group *g);

@@ -41,13 +41,13 @@ void weights_owner_free(struct weights_owner *o);
 enum status weights_owner_hold_adapters(struct weights_owner *o, int max_adapters, int max_rank);
 const struct adapters *
 weights_owner_adapters(const struct weights_owner *o); // NULL: there are none
-// adapters_add() and adapters_retire(); the bridge file is then written anew. Retiring is ST_BUSY
-// while another trainer than `writer`, who may have mapped the arena, is attached;
-// adapters_remove() follows once nobody computes with it.
+// adapters_change() on all ranks; the bridge file is then written anew. Retiring is ST_BUSY while
+// another trainer than `writer`, who may have mapped the arena, is attached; removing follows once
+// nobody computes with it.
 enum status weights_owner_add_adapter(struct weights_owner *o, const struct adapter_request *order);
 enum status weights_owner_retire_adapter(struct weights_owner *o, int slot, pid_t writer);
 enum status weights_owner_remove_adapter(struct weights_owner *o, int slot);
-// adapters_reload(): next even version. ST_BUSY as of weights_owner_reload().
+// Likewise: next even version. ST_BUSY as of weights_owner_reload().
 enum status weights_owner_reload_adapter(struct weights_owner *o, int slot, const char *folder);
 
 // NULL where there is no such role.

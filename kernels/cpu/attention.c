@@ -24,12 +24,9 @@ struct context {
     const float *k, *v;
     const struct batch_view *batch;
     int s;
-    // paged; codes and scales (of the layer) where the pool is in e4m3, whose rows become floats in
-    // wide (block_size, head_dim)
-    const float *pool_k, *pool_v;
-    const uint8_t *k_codes, *v_codes;
+    // paged: of slot 0, of the pool's dtype; scales of the layer where that is e4m3, else NULL
+    const void *pool_k, *pool_v;
     const int8_t *scales;
-    float *wide;
     const int32_t *blocks;
     int block_size;
 };
@@ -49,8 +46,8 @@ static int context_run(const struct context *ctx, int j, const float **ret_k, co
     if (ctx->blocks) {
         int64_t slot;
         run = paged_run(ctx, j, &slot);
-        *ret_k = ctx->pool_k + slot * ctx->stride;
-        *ret_v = ctx->pool_v + slot * ctx->stride;
+        *ret_k = (const float *)ctx->pool_k + slot * ctx->stride;
+        *ret_v = (const float *)ctx->pool_v + slot * ctx->stride;
         return run;
     }
     const struct batch_view *b = ctx->batch;
@@ -87,24 +84,18 @@ static struct context paged_context(const struct kv_view *kv, int layer,
 {
     const int s = batch->seq_of[row];
     const int n = batch->context_len[s] > 0 ? batch->positions[row] + 1 : 0;
-    const int64_t at = kv->layers[layer].offset + (int64_t)kv_head * shape->head_dim;
-    const void *v = shape->latent > 0 ? kv->k : kv->v;
-    struct context ctx = {
+    const int64_t at = (kv->layers[layer].offset + (int64_t)kv_head * shape->head_dim) *
+                       (int64_t)dtype_size(kv->dt);
+    return (struct context){
         .first = shape->window > 0 && n > shape->window ? n - shape->window : 0,
         .n = n,
         .stride = kv->layers[layer].width,
+        .pool_k = (const char *)kv->k + at,
+        .pool_v = (const char *)(shape->latent > 0 ? kv->k : kv->v) + at,
+        .scales = kv->dt == DT_E4M3 ? kv->scales + kv->layers[layer].scales : NULL,
         .blocks = batch->block_table + (int64_t)s * batch->table_stride,
         .block_size = kv->block_size,
     };
-    if (kv->dt == DT_E4M3) {
-        ctx.k_codes = (const uint8_t *)kv->k + at;
-        ctx.v_codes = (const uint8_t *)v + at;
-        ctx.scales = kv->scales + kv->layers[layer].scales;
-    } else {
-        ctx.pool_k = (const float *)kv->k + at;
-        ctx.pool_v = (const float *)v + at;
-    }
-    return ctx;
 }
 
 /* out[i] += sum over j < n of p[i * p_row + j * p_col] * x[j], for `rows` rows (1 or 4 at a time)
@@ -256,7 +247,7 @@ static struct run run_of(const struct block *b, int j, bool values)
         const int n = context_run(ctx, j, &k, &v);
         return (struct run){values ? v : k, ctx->stride, n};
     }
-    const uint8_t *codes = values ? ctx->v_codes : ctx->k_codes;
+    const uint8_t *codes = values ? ctx->pool_v : ctx->pool_k;
     int64_t slot;
     const int n = paged_run(ctx, j, &slot), dim = shape->head_dim;
     for (int i = 0; i < n; i++) {

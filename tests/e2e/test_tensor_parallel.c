@@ -117,6 +117,23 @@ static void refused(const char *folder, const char *const options[], const char 
     assert_contains(test_read(d.log), sentence);
 }
 
+// What rank 0 alone reads ends both at once, though nothing kills the other, which says why.
+TEST(rank_0_that_fails_before_all_meet_ends_all)
+{
+    mpirun_words(2);
+    const char *folder = test_folder(), *log = test_path(folder, "log");
+    const int64_t start_ns = clock_now_ns();
+    test_command(log, 60000,
+                 JOIN(mpirun_words(2),
+                      args("%s --model %s --device cpu --tensor-parallel-size 2 --socket %s/s "
+                           "--bridge %s/b --api-key-file /nowhere/key",
+                           test_binary("cw-infer-server"), daemon_model(test_folder(), true, 8),
+                           folder, folder)));
+    assert_contains(test_read(log), "error: rank 0 (");
+    assert_contains(test_read(log), ") has failed: ");
+    assert_true(clock_ms_since(start_ns) < 20000);
+}
+
 // ---- clients ------------------------------------------------------------------------------------
 static void show_clients_every_shard(void)
 {

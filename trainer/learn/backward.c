@@ -796,6 +796,19 @@ static void own_back(struct backward *b, int l, int rows, const struct tape *tap
     matrix_back(b, b->dx, b->down_gate, lt->x_own, rows, ROLE_LAYER_GATE, l, true);
 }
 
+// Adds dx (T, width), times the scale, to the gradients of the tokens' rows of a table, of which
+// this rank holds `held` rows; NULL: it is not trained.
+static void table_back(struct backward *b, void *dtable, const void *dx, const struct batch *batch,
+                       int width, float scale, int held)
+{
+    const struct ops *ops = b->m->ops;
+    const enum dtype dt = b->m->dt;
+    const int n = batch_tokens(batch), first = b->m->config->shard.rank * held;
+    const int32_t *tokens = batch_view(batch)->tokens, *order = batch_tokens_order(batch);
+    const struct scatter_args rows = {tokens, order, n, width, scale, dt, DT_F32, first, held};
+    if (dtable) ops->scatter_add_rows(b->m->dev, dtable, dx, &rows);
+}
+
 // From the gradient of the inputs that layers have of their own to their table and their matrix,
 // and to that of the embeddings, in dx.
 static void inputs_back(struct backward *b, const struct batch *batch, const struct tape *tape)
@@ -803,23 +816,13 @@ static void inputs_back(struct backward *b, const struct batch *batch, const str
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_tape *first = &tape->layers[0];
-    const int rows = batch_tokens(batch), width = config_layer_inputs(c),
-              held = config_layer_vocab_rows(c);
+    const int rows = batch_tokens(batch), width = config_layer_inputs(c);
     const int64_t n = (int64_t)rows * width;
     const struct norm_shape shape = model_inputs_norm(m, rows);
     const struct norm_args norm = {
         .x = first->inputs_raw, .w = m->weights->layer_input_norm, .rstd = first->rstd_inputs};
-    const struct scatter_args table = {batch_view(batch)->tokens,
-                                       batch_tokens_order(batch),
-                                       rows,
-                                       width,
-                                       model_inputs_scale(m),
-                                       m->dt,
-                                       DT_F32,
-                                       c->shard.rank * held,
-                                       held};
-    if (b->grads->layer_embed)
-        m->ops->scatter_add_rows(m->dev, b->grads->layer_embed, b->dinputs, &table);
+    table_back(b, b->grads->layer_embed, b->dinputs, batch, width, model_inputs_scale(m),
+               config_layer_vocab_rows(c));
     device_fill(m->dev, m->inputs_in, 0, (size_t)n * dtype_size(m->dt));
     m->ops->add(m->dev, m->inputs_in, b->dinputs, n, (float)INPUTS_SHARE, m->dt);
     m->ops->norm_back(m->dev, m->inputs_in, b->grads->layer_input_norm, NULL, m->inputs_in, &norm,
@@ -871,16 +874,8 @@ static enum status pass_back(struct backward *b, const struct batch *batch, stru
     }
     if (m->config->mtp) mtp_back(b, view);
     if (m->config->layer_input > 0 && b->lowest == 0) inputs_back(b, batch, tape);
-    const struct scatter_args rows = {view->tokens,
-                                      batch_tokens_order(batch),
-                                      view->n_tokens,
-                                      m->config->hidden,
-                                      model_embed_scale(m),
-                                      m->dt,
-                                      DT_F32,
-                                      config_first_vocab_row(m->config),
-                                      config_vocab_rows(m->config)};
-    if (b->grads->embed) m->ops->scatter_add_rows(m->dev, b->grads->embed, b->dx, &rows);
+    table_back(b, b->grads->embed, b->dx, batch, m->config->hidden, model_embed_scale(m),
+               config_vocab_rows(m->config));
     return ST_OK;
 }
 

@@ -182,7 +182,7 @@ enum status replicas_list(const struct param_ranges *ranges, struct replica **re
                 struct replica *room = array_room(list, (size_t)n, sizeof *room);
                 if (!room) FAIL(ST_NO_MEMORY, "no memory for what ranks hold alike");
                 list = room;
-                elements = run->n * (t->n_dims == 2 ? t->shape[1] : 1);
+                elements = run->n * tensor_columns(t);
                 if (run->replicas > 1)
                     list[n++] = (struct replica){at, elements, run->replicas, t->in_parts};
             }

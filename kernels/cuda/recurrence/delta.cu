@@ -3,20 +3,17 @@
  * and q are the row's as they are, and beta is its step.
  *
  * S stands at a chunk's border; a row is a function of it and of k, u and G of the open chunk's
- * rows (ops.h, delta_state_elements), in one order. Where rows come one by one, or for Mamba-2's
- * rule and the gradient 64 at once, add_rows() computes them, in tiles of 16 rows: a row of a tile
- * is computed as if it were alone. The delta rule's many rows go by prepare_kernel() and
- * chain_kernel(), in the same order. So a row has the same bits wherever it comes in.
+ * rows (ops.h, delta_state_elements), in one order, so that it has the same bits wherever it comes
+ * in. A decoded row is computed by row_kernel(). Of many rows, what needs nothing of S is made of
+ * all chunks at once (prepare_kernel), and what is left is a chain from chunk to chunk
+ * (chain_kernel). The gradient begins with the same two, which then leave S at every border and u
+ * of every row, and goes back from chunk to chunk (delta_back_kernel). Sums over slices, over the
+ * value heads of a key head, and over rows, are kernels of their own.
  *
- * Columns of S need nothing of each other. A block has C of them (a slice) of one value head
+ * Columns of S need nothing of each other. A block has some of them (a slice) of one value head
  * of a sequence, of a packed batch with those that go on behind it; S is in registers as the sums
- * of an mma lie (tensor.cuh), 16 keys to a warp, and in shared memory as an operand. What all
- * slices of a key head's heads share in a slot, k and G, the last of their blocks writes.
- *
- * The gradient needs S at every border, from the last to the first, and u of every row: a block
- * goes forward again and keeps them. Blocks take one unit after another, so that scratch is bounded
- * by the blocks that run, not by the batch. Sums over slices, over the value heads of a key head,
- * and over rows, are kernels of their own. */
+ * of an mma lie (tensor.cuh), and in shared memory as an operand. What all slices of a key head's
+ * heads share in a slot, k and G, the last of their blocks writes. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/recurrence/recurrence.cuh"
 #include "kernels/cuda/tensor.cuh"
@@ -30,9 +27,11 @@
 #define LENGTH_EPS     1e-6f
 #define SHARED_THREADS 256
 
-// Columns of S in a block: of one row at a time, and of many.
-template <typename T> constexpr int columns = 128 / (int)sizeof(T);
-template <typename T> constexpr int many_columns = sizeof(T) == 2 ? 128 : 32;
+// Columns of S in a block: of one row, of many, and of the gradient where a head has more than
+// those of one row.
+#define COLUMNS 32
+template <typename T> constexpr int row_columns = 128 / (int)sizeof(T);
+template <typename T> constexpr int back_columns = sizeof(T) == 2 ? 128 : 32;
 
 // The thread's number, read anew at each call: what is made of it is not kept in registers from one
 // use to the next, of which there are not enough.
@@ -139,20 +138,15 @@ __device__ __forceinline__ void multiply(float (&sums)[N][4], operand_of<float, 
 template <int N, typename F> __device__ __forceinline__ void each_sum(float (&sums)[N][4], F f)
 {
     const int g = thread() % 32 / 4, c = thread() % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) f(g + i / 2 * 8, 8 * n + c + i % 2, sums[n][i]);
+    unrolled<N, 4>([&](int n, int i) { f(g + i / 2 * 8, 8 * n + c + i % 2, sums[n][i]); });
 }
 
 // f(row, column, its sum, that of the next column).
 template <int N, typename F> __device__ __forceinline__ void each_pair(float (&sums)[N][4], F f)
 {
     const int g = thread() % 32 / 4, c = thread() % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i += 2) f(g + i / 2 * 8, 8 * n + c, sums[n][i], sums[n][i + 1]);
+    unrolled<N, 2>(
+        [&](int n, int i) { f(g + i * 8, 8 * n + c, sums[n][2 * i], sums[n][2 * i + 1]); });
 }
 
 template <int N> __device__ __forceinline__ void clear(float (&sums)[N][4])
@@ -166,8 +160,7 @@ template <int N> __device__ __forceinline__ void clear(float (&sums)[N][4])
 template <typename T, bool SCAN> struct rule_inputs {
     const T *qkv, *a_log, *dt_bias, *skip;
     const std::conditional_t<SCAN, T, float> *gates;
-    int64_t stride;   // of gates
-    const T *vectors; // (T, 2 * keys) q and k as read_rows() gives them; NULL: it makes them
+    int64_t stride; // of gates
 };
 
 template <typename T, bool SCAN>
@@ -191,11 +184,11 @@ template <typename T, bool SCAN> struct source : rule_inputs<T, SCAN> {
 };
 
 // Columns of the queries' heads, the keys' and the values' in a row.
-struct row_columns {
+struct head_columns {
     int q, k, value, width;
 };
 
-template <bool SCAN> __device__ __forceinline__ row_columns columns_of(const delta_shape &s)
+template <bool SCAN> __device__ __forceinline__ head_columns columns_of(const delta_shape &s)
 {
     const int keys = s.n_key_heads * s.key_dim, values = s.n_heads * s.head_dim;
     if (SCAN) return {values + keys, values, 0, 2 * keys + values};
@@ -206,7 +199,7 @@ template <typename T, bool SCAN>
 __device__ __forceinline__ source<T, SCAN> source_of(const rule_inputs<T, SCAN> &in,
                                                      const delta_shape &s, int head, int first)
 {
-    const row_columns at = columns_of<SCAN>(s);
+    const head_columns at = columns_of<SCAN>(s);
     const int key_head = head / (s.n_heads / s.n_key_heads);
     source<T, SCAN> f;
     (rule_inputs<T, SCAN> &)f = in;
@@ -254,8 +247,7 @@ __device__ __forceinline__ row_gates gates_of(const source<T, SCAN> &f, int row)
 __device__ __forceinline__ float inverse_length(const float (&x)[DIM / 32])
 {
     float squares = 0;
-#pragma unroll
-    for (int i = 0; i < DIM / 32; i++) squares = fmaf(x[i], x[i], squares);
+    unrolled<DIM / 32>([&](int i) { squares = fmaf(x[i], x[i], squares); });
     return 1.f / sqrtf(lanes_sum(squares) + LENGTH_EPS);
 }
 
@@ -269,354 +261,65 @@ __device__ __forceinline__ void read_vector(float (&x)[DIM / 32], const T *from,
     }
 }
 
-// The chunk's rows. Those behind its last, up to the next sixteenth, are zeros. Of one decoded row
-// (ROWS 16) there is room for its sixteen alone where nothing goes over the others, and those
-// beside it, which change nothing of it, are anything but in u.
-template <typename T, int ROWS, int C, bool SCAN> struct chunk_of {
-    T k[CHUNK][DIM + PITCH], q[ROWS][DIM + PITCH];
-    T S[DIM][C + PITCH]; // at the border
-    T u[CHUNK][C + PITCH];
-    T seen[ROWS][CHUNK + PITCH]; // what row t's output takes of u of row j
-    // [j][t]: what u of row t takes of that of row j
-    alignas(16) float read[SCAN ? 1 : CHUNK][ROWS + 4];
-    float r[ROWS][C + 4]; // values; then u while it is being summed up
-    float G[CHUNK], beta[CHUNK], log_decay[CHUNK];
-};
-
 __device__ __forceinline__ int tile_end(int n)
 {
     return (n + 15) / 16 * 16;
 }
 
-// Rows `begin` to `end` of a chunk, one `stride` behind the other in memory, of which the first
-// `columns` columns are there; zeros in what is not, from row t to the next sixteenth behind the
-// last. All are on their way at once, V columns in one access.
-template <int V, int ROWS, int COLUMNS, int THREADS_OF, typename T, int N, typename S>
+// Rows t to `end` of a chunk, one `stride` behind the other in memory, of which the first `columns`
+// columns are there; zeros in what is not, up to the next sixteenth row. All are on their way at
+// once, V columns in one access.
+template <int V, int ROWS, int WIDTH, typename T, int N, typename S>
 __device__ __forceinline__ void read_tile_by(T (*to)[N], const S *from, int64_t stride, int columns,
-                                             int t, int begin, int end)
+                                             int t, int end)
 {
-    constexpr int UNITS = COLUMNS / V, EACH = (ROWS * UNITS + THREADS_OF - 1) / THREADS_OF;
+    constexpr int UNITS = WIDTH / V, EACH = (ROWS * UNITS + THREADS - 1) / THREADS;
     constexpr int W = V < wide<T> ? V : wide<T>;
     float x[EACH][V / W][W];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        const int unit = thread() + i * THREADS_OF, row = t + unit / UNITS;
+        const int unit = thread() + i * THREADS, row = t + unit / UNITS;
         const int column = unit % UNITS * V;
         float all[V] = {};
-        if (row >= begin && row < end && column < columns)
-            load<S, V>(all, from + (row - begin) * stride + column);
-#pragma unroll
-        for (int v = 0; v < V; v++) x[i][v / W][v % W] = all[v];
+        if (row < end && column < columns) load<S, V>(all, from + (row - t) * stride + column);
+        unrolled<V>([&](int v) { x[i][v / W][v % W] = all[v]; });
     }
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        const int unit = thread() + i * THREADS_OF, row = t + unit / UNITS;
+        const int unit = thread() + i * THREADS, row = t + unit / UNITS;
         if (unit >= ROWS * UNITS || row >= tile_end(end)) continue;
-#pragma unroll
-        for (int v = 0; v < V / W; v++)
-            store<T, W>(&to[row % ROWS][unit % UNITS * V + v * W], x[i][v]);
+        unrolled<V / W>(
+            [&](int v) { store<T, W>(&to[row % ROWS][unit % UNITS * V + v * W], x[i][v]); });
     }
 }
 
-template <int ROWS, int COLUMNS, int THREADS_OF, typename T, int N, typename S>
+template <int ROWS, int WIDTH, typename T, int N, typename S>
 __device__ __forceinline__ void read_tile(T (*to)[N], const S *from, int64_t stride, int columns,
-                                          int t, int begin, int end)
+                                          int t, int end)
 {
     if (((size_t)from | stride * sizeof(S)) % 16 == 0 && columns % wide<S> == 0)
-        read_tile_by<wide<S>, ROWS, COLUMNS, THREADS_OF>(to, from, stride, columns, t, begin, end);
+        read_tile_by<wide<S>, ROWS, WIDTH>(to, from, stride, columns, t, end);
     else
-        read_tile_by<1, ROWS, COLUMNS, THREADS_OF>(to, from, stride, columns, t, begin, end);
+        read_tile_by<1, ROWS, WIDTH>(to, from, stride, columns, t, end);
 }
-
-// q, k and gates of rows t to `end` of the chunk, the first of which is `row`, and G; for all
-// threads to wait for. What is read of some rows is on its way at once.
-template <typename T, int ROWS, int C, bool SCAN>
-__device__ __forceinline__ void read_rows(chunk_of<T, ROWS, C, SCAN> &w, const T *qkv,
-                                          const source<T, SCAN> &f, int row, int t, int end)
-{
-    constexpr int AT_ONCE = ROWS / 16, WARPS = threads<C> / 32;
-    const int lane = thread() % 32, behind = ROWS < CHUNK ? end : tile_end(end);
-    const float q_scale = 1.f / sqrtf((float)f.key_dim);
-    const T *made = ROWS < CHUNK ? NULL : SCAN ? qkv : f.vectors;
-    if (t + thread() < behind) {
-        const int i = t + thread();
-        row_gates gates = {};
-        if (i < end) gates = gates_of(f, row + thread());
-        w.log_decay[i] = gates.log_decay;
-        w.beta[i] = gates.beta;
-    }
-    if (made) {
-        const int64_t stride = SCAN ? f.width : 2 * (f.k_at - f.q_at);
-        const T *from = made + row * stride;
-        read_tile<ROWS, DIM, threads<C>>(w.q, from + f.q_at, stride, f.key_dim, t, t, end);
-        read_tile<ROWS, DIM, threads<C>>(w.k, from + f.k_at, stride, f.key_dim, t, t, end);
-    }
-    for (int first = t + thread() / 32; first < behind && !made; first += AT_ONCE * WARPS) {
-        float q[AT_ONCE][DIM / 32], k[AT_ONCE][DIM / 32];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int at = first + i * WARPS;
-            const T *from = qkv + (int64_t)(row + at - t) * f.width;
-            read_vector(q[i], from + f.q_at, at < end ? f.key_dim : 0);
-            read_vector(k[i], from + f.k_at, at < end ? f.key_dim : 0);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int at = first + i * WARPS;
-            const float q_factor = SCAN ? 1.f : inverse_length(q[i]) * q_scale,
-                        k_factor = SCAN ? 1.f : inverse_length(k[i]);
-            if (at >= behind) break;
-#pragma unroll
-            for (int e = 0; e < DIM / 32; e++) {
-                w.q[at % ROWS][lane + 32 * e] = from_f32<T>(q[i][e] * q_factor);
-                w.k[at][lane + 32 * e] = from_f32<T>(k[i][e] * k_factor);
-            }
-        }
-    }
-    __syncthreads();
-    if (thread() >= 32) return;
-    float G = t > 0 ? w.G[t - 1] : 0.f;
-    if constexpr (ROWS < CHUNK)
-        for (int i = t; i < end; i++) w.G[i] = G = __fadd_rn(G, w.log_decay[i]);
-    else
-        for (int first = t / 32 * 32; first < behind; first += 32) {
-            const int own = first + lane;
-            const float log_decay = w.log_decay[own];
-            float until = 0.f;
-#pragma unroll
-            for (int i = 0; i < 32; i++) {
-                const float next = __shfl_sync(~0u, log_decay, i);
-                if (first + i >= t) G = __fadd_rn(G, next);
-                if (lane == i) until = G;
-            }
-            if (own >= t && own < behind) w.G[own] = until;
-        }
-}
-
-// Which rows and sums a warp has where those of keys and those of queries, or more of the latter,
-// are computed side by side: `part` of the columns of a tile of rows, or of the only one.
-struct warp_tile {
-    int tile, first, part;
-    bool is_q;
-};
-
-template <int ROWS, bool SCAN = false> __device__ __forceinline__ warp_tile own_tile(int t)
-{
-    const int warp = thread() / 32, own = warp % TILES, tile = ROWS == CHUNK ? own : t / 16;
-    if (SCAN && ROWS == CHUNK) return {tile, 16 * tile, warp / TILES, true};
-    return {tile, 16 * tile, ROWS == CHUNK ? thread() / THREADS : own, warp / TILES % 2 > 0};
-}
-
-// Tiles of columns a warp has, of N in a block of C columns.
-template <int ROWS, int C, int N, bool SCAN>
-constexpr int own_tiles = N / (ROWS < CHUNK ? TILES
-                               : SCAN       ? 2 * parts<C>
-                                            : parts<C>);
 
 // factor(row) times the sums of each row.
 template <int N, typename F>
 __device__ __forceinline__ void scale_rows(float (&sums)[N][4], F factor)
 {
     const float top = factor(thread() % 32 / 4), low = factor(thread() % 32 / 4 + 8);
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) sums[n][i] = __fmul_rn(sums[n][i], i < 2 ? top : low);
+    unrolled<N, 4>([&](int n, int i) { sums[n][i] = __fmul_rn(sums[n][i], i < 2 ? top : low); });
 }
 
-// `read` and `seen` of a warp's rows.
-template <typename T, int ROWS, int C, bool SCAN>
-__device__ __forceinline__ void compare_rows(chunk_of<T, ROWS, C, SCAN> &w, const warp_tile &own,
-                                             int steps)
-{
-    constexpr int N = own_tiles<ROWS, C, CHUNK / 8, SCAN>;
-    const int first = own.part * 8 * N, used = 2 * (own.tile + 1) - own.part * N;
-    float sums[N][4];
-    if (used <= 0) return;
-    clear(sums);
-    multiply(sums, plain((own.is_q ? w.q[own.first % ROWS] : w.k[own.first]), DIM + PITCH),
-             turned(w.k[first], DIM + PITCH), steps, used);
-    each_sum(sums, [&](int row, int column, float &sum) {
-        if (column >= 8 * used) return;
-        const int t = own.first + row, j = first + column;
-        const float since = j <= t ? expf(w.G[t] - w.G[j]) : 0.f;
-        if (SCAN || own.is_q)
-            w.seen[t % ROWS][j] = from_f32<T>(j <= t ? since * sum : 0.f);
-        else
-            w.read[j][t % ROWS] = j < t ? -w.beta[t] * (since * sum) : 0.f;
-    });
-}
-
-// u of one row from r, by the sums of solve(), and zeros behind it.
-template <typename T, int ROWS, int C, bool SCAN>
-__device__ __forceinline__ void solve_row(chunk_of<T, ROWS, C, SCAN> &w, int t)
-{
-    constexpr int GROUPS = threads<C> / C;
-    const int column = thread() % C, group = thread() / C;
-    if (group == 0) {
-        float sum = w.r[t % ROWS][column];
-#pragma unroll 8
-        for (int j = 0; j < t; j++) sum = fmaf(w.read[j][t % ROWS], to_f32(w.u[j][column]), sum);
-        w.u[t][column] = from_f32<T>(sum);
-    }
-    for (int i = t + group; i < tile_end(t + 1) && group > 0; i += GROUPS - 1)
-        w.u[i][column] = from_f32<T>(0.f);
-    __syncthreads();
-}
-
-// u of rows t to `end` from r, sixteen at a time; those before are there.
-template <typename T, int ROWS, int C, bool SCAN>
-__device__ __forceinline__ void solve(chunk_of<T, ROWS, C, SCAN> &w, int t, int end)
-{
-    constexpr int GROUPS = threads<C> / C, EACH = 16 / GROUPS;
-    const int column = thread() % C, group = thread() / C;
-    for (int b = t / 16 * 16; b < end; b += 16) {
-        float(*r)[C + 4] = w.r + b % ROWS;
-        if (b > 0) {
-            const int first = group * EACH;
-            float sums[EACH], read[EACH];
-#pragma unroll
-            for (int i = 0; i < EACH; i++) sums[i] = r[first + i][column];
-#pragma unroll 4
-            for (int j = 0; j < b; j++) {
-                const float u = to_f32(w.u[j][column]);
-                load<float, EACH>(read, &w.read[j][b % ROWS + first]);
-#pragma unroll
-                for (int i = 0; i < EACH; i++) sums[i] = fmaf(read[i], u, sums[i]);
-            }
-#pragma unroll
-            for (int i = 0; i < EACH; i++) r[first + i][column] = sums[i];
-            __syncthreads();
-        }
-        if (group == 0) {
-            float sums[16];
-            T u[16];
-#pragma unroll
-            for (int i = 0; i < 16; i++) {
-                sums[i] = r[i][column];
-                u[i] = w.u[b + i][column];
-            }
-#pragma unroll
-            for (int j = 0; j < 16; j++) {
-                if (b + j >= t) u[j] = from_f32<T>(sums[j]);
-#pragma unroll
-                for (int i = j + 1; i < 16; i++)
-                    sums[i] = fmaf(w.read[b + j][b % ROWS + i], to_f32(u[j]), sums[i]);
-            }
-#pragma unroll
-            for (int j = 0; j < 16; j++) w.u[b + j][column] = u[j];
-        }
-        __syncthreads();
-    }
-}
-
-// A thread's sums of S as an operand.
+// Sums of S of keys from `key` and columns from `column` on, as an operand.
 template <typename T, int P, int N>
-__device__ __forceinline__ void write_operand(T (*to)[P], float (&S)[N][4])
+__device__ __forceinline__ void write_operand(T (*to)[P], float (&S)[N][4], int key, int column = 0)
 {
-    each_pair(S, [&](int key, int column, float x, float y) {
-        store_pair(&to[own_key() + key][own_column() + column], x, y);
-    });
+    each_pair(S,
+              [&](int i, int c, float x, float y) { store_pair(&to[key + i][column + c], x, y); });
 }
 
-// S of the next border, from a chunk whose rows are all there; its keys are lost.
-template <typename T, int ROWS, int C, bool SCAN, int N>
-__device__ __forceinline__ void close_chunk(chunk_of<T, ROWS, C, SCAN> &w, float (&S)[N][4])
-{
-    constexpr int V = wide<T>;
-    const float end = w.G[CHUNK - 1], decay = expf(end);
-    if (thread() < CHUNK) w.log_decay[thread()] = expf(end - w.G[thread()]);
-    __syncthreads();
-#pragma unroll 4
-    for (int i = thread(); i < CHUNK * DIM / V; i += threads<C>) {
-        T *at = &w.k[i / (DIM / V)][i % (DIM / V) * V];
-        float k[V];
-        load<T, V>(k, at);
-#pragma unroll
-        for (int e = 0; e < V; e++) k[e] *= w.log_decay[i / (DIM / V)];
-        store<T, V>(at, k);
-    }
-    __syncthreads();
-    scale_rows(S, [&](int) { return decay; });
-    multiply(S, turned(w.k[0] + own_key(), DIM + PITCH), plain(w.u[0] + own_column(), C + PITCH),
-             TILES);
-    write_operand(w.S, S);
-}
-
-// Rows t to `end` of a chunk, the first of which is `row`, to out, or where that is NULL as far as
-// u. All threads are done with the chunk behind it.
-template <typename T, int ROWS, int C, bool SCAN, int N>
-__device__ __forceinline__ void add_rows(chunk_of<T, ROWS, C, SCAN> &w, float (&S)[N][4], T *out,
-                                         const T *qkv, const source<T, SCAN> &f, int row, int t,
-                                         int end)
-{
-    constexpr int M = own_tiles<ROWS, C, C / 8, SCAN>;
-    const int steps = (f.key_dim + 15) / 16;
-    const warp_tile own = own_tile<ROWS, SCAN>(t);
-    const bool takes_part =
-        own.first < end && own.first + 16 > t && (own.is_q ? out != NULL : !SCAN);
-    const int first = own.part * 8 * M; // column
-    float sums[M][4];
-    clear(sums);
-    read_tile<ROWS, C, threads<C>>(w.r, qkv + (int64_t)row * f.width + f.value_at + f.first,
-                                   f.width, f.head_dim - f.first, t, t, end);
-    read_rows(w, qkv, f, row, t, end);
-    __syncthreads();
-    if constexpr (SCAN)
-        for (int i = thread(); i < (tile_end(end) - t) * C; i += threads<C>) {
-            const int j = t + i / C;
-            const float u = j < end ? w.beta[j] * w.r[j % ROWS][i % C] : 0.f;
-            w.u[j][i % C] = from_f32<T>(u);
-        }
-    if (takes_part) {
-        multiply(sums, plain(own.is_q ? w.q[own.first % ROWS] : w.k[own.first], DIM + PITCH),
-                 plain(w.S[0] + first, C + PITCH), steps);
-        scale_rows(sums, [&](int i) { return expf(w.G[own.first + i]); });
-        if (!SCAN && !own.is_q)
-            each_sum(sums, [&](int i, int column, float &sum) {
-                float &r = w.r[(own.first + i) % ROWS][first + column];
-                r = w.beta[own.first + i] * __fsub_rn(r, sum);
-            });
-        compare_rows(w, own, steps);
-    }
-    __syncthreads();
-    if constexpr (!SCAN && ROWS < CHUNK)
-        for (int i = t; i < end; i++) solve_row(w, i);
-    else if constexpr (!SCAN)
-        solve(w, t, end);
-    if (takes_part && own.is_q) {
-        multiply(sums, plain(w.seen[own.first % ROWS], CHUNK + PITCH),
-                 plain(w.u[0] + first, C + PITCH), own.tile + 1);
-        each_sum(sums, [&](int i, int c, float &sum) {
-            const int at = own.first + i, column = f.first + first + c;
-            if (SCAN) sum = fmaf(f.skips, w.r[at % ROWS][first + c], sum);
-            if (at >= t && at < end && column < f.head_dim)
-                out[((int64_t)(row + at - t) * f.n_heads + f.head) * f.head_dim + column] =
-                    from_f32<T>(sum);
-        });
-    }
-    if (end == CHUNK) {
-        __syncthreads();
-        close_chunk(w, S);
-    }
-    __syncthreads();
-}
-
-// ---- S in memory --------------------------------------------------------------------------------
-
-// In scratch a thread's sums have a place of their own; M is bf16 where they are read as an
-// operand.
-template <typename M, int N> __device__ __forceinline__ void keep(M *to, float (&S)[N][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) store<M, 4>(to + (n * blockDim.x + thread()) * 4, S[n]);
-}
-
-template <typename M, int N> __device__ __forceinline__ void recall(float (&S)[N][4], const M *from)
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) load<M, 4>(S[n], from + (n * blockDim.x + thread()) * 4);
-}
+// ---- states in memory ---------------------------------------------------------------------------
 
 // Of a value head in a slot (ops.h, delta_state_elements).
 struct slot_parts {
@@ -636,152 +339,35 @@ __device__ __forceinline__ slot_parts slot_of(const delta_rows &b, int slot, con
     return {k, S, S + matrix, S + matrix + CHUNK * s.head_dim};
 }
 
-// Has what the lines of n floats hold on its way to the second-level cache.
-__device__ __forceinline__ void prefetch(const float *from, int n)
+// each(sum, its number in a slot, whether that is there) for sums of S of keys from `key` on.
+template <typename T, bool SCAN, int N, typename F>
+__device__ __forceinline__ void each_state(float (&S)[N][4], const slot_parts &slot,
+                                           const source<T, SCAN> &f, int key, F each)
 {
-    for (int i = thread() * 32; i < n; i += blockDim.x * 32)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
-}
-
-// S, as sums where it is to move on, and the n rows of the open chunk.
-template <typename T, int ROWS, int C, bool SCAN, int N>
-__device__ __forceinline__ void read_slot(chunk_of<T, ROWS, C, SCAN> &w, float (&S)[N][4],
-                                          const slot_parts &slot, const source<T, SCAN> &f, int n,
-                                          bool moves)
-{
-    prefetch(slot.k, n * f.key_dim);
-    prefetch(slot.u, n * f.head_dim);
-    read_tile<DIM, C, threads<C>>(w.S, slot.S + f.first, f.head_dim, f.head_dim - f.first, 0, 0,
-                                  f.key_dim);
-    for (int first = 0; first < n; first += CHUNK / 2) // of which a thread's registers hold half
-        read_tile<CHUNK / 2, DIM, threads<C>>(w.k + first, slot.k + first * f.key_dim, f.key_dim,
-                                              f.key_dim, 0, 0, min(n - first, CHUNK / 2));
-    if (thread() < n) w.G[thread()] = slot.G[thread()];
-    read_tile<CHUNK, C, threads<C>>(w.u, slot.u + f.first, f.head_dim, f.head_dim - f.first, 0, 0,
-                                    n);
     each_sum(S, [&](int i, int c, float &sum) {
-        const int key = own_key() + i, column = f.first + own_column() + c;
-        const bool is_there = moves && key < f.key_dim && column < f.head_dim;
-        sum = is_there ? slot.S[key * f.head_dim + column] : 0.f;
+        const bool is_there = key + i < f.key_dim && f.first + c < f.head_dim;
+        each(sum, slot.S[(key + i) * f.head_dim + f.first + c], is_there);
     });
 }
 
-// S where it is another than the slot's, and u of the open chunk's rows t to `end`.
-template <typename T, int ROWS, int C, bool SCAN, int N>
-__device__ __forceinline__ void write_slot(const slot_parts &slot,
-                                           const chunk_of<T, ROWS, C, SCAN> &w, float (&S)[N][4],
-                                           const source<T, SCAN> &f, bool moved, int t, int end)
+template <typename T, bool SCAN, int N>
+__device__ __forceinline__ void write_state(float (&S)[N][4], const slot_parts &slot,
+                                            const source<T, SCAN> &f, int key)
 {
-    if (moved)
-        each_sum(S, [&](int i, int c, float &sum) {
-            const int key = own_key() + i, column = f.first + own_column() + c;
-            if (key < f.key_dim && column < f.head_dim) slot.S[key * f.head_dim + column] = sum;
-        });
-    for (int i = thread(); i < (end - t) * C; i += threads<C>) {
-        const int j = t + i / C, column = f.first + i % C;
-        if (column < f.head_dim) slot.u[j * f.head_dim + column] = to_f32(w.u[j][i % C]);
-    }
+    each_state(S, slot, f, key, [](float &sum, float &to, bool is_there) {
+        if (is_there) to = sum;
+    });
 }
 
-// u of a block's rows t to `end`, (rows, columns) in scratch: from there, and to there.
-template <typename T, int ROWS, int C, bool SCAN>
-__device__ __forceinline__ void recall_rows(chunk_of<T, ROWS, C, SCAN> &w, const T *u, int end)
+// u of the open chunk's rows t to `end` to a slot.
+template <typename T, bool SCAN, int P>
+__device__ __forceinline__ void write_rows(const slot_parts &slot, const T (*u)[P],
+                                           const source<T, SCAN> &f, int t, int end)
 {
-    read_tile<CHUNK, C, threads<C>>(w.u, u, C, C, 0, 0, end);
-}
-
-template <typename T, int ROWS, int C, bool SCAN>
-__device__ __forceinline__ void keep_rows(T *u, const chunk_of<T, ROWS, C, SCAN> &w, int t, int end)
-{
-    constexpr int V = wide<T>;
-    for (int i = t * C / V + thread(); i < end * C / V; i += threads<C>)
-        *(pack<T, V> *)(u + i * V) = *(const pack<T, V> *)&w.u[i / (C / V)][i % (C / V) * V];
-}
-
-// ---- forward ------------------------------------------------------------------------------------
-
-// Rows first to `end`, of which the first comes behind n of the open chunk; returns how many that
-// has then. each(t, end): rows t to `end` of a chunk are there.
-template <typename T, int ROWS, int C, bool SCAN, int N, typename F>
-__device__ __forceinline__ int run(chunk_of<T, ROWS, C, SCAN> &w, float (&S)[N][4], T *out,
-                                   const T *qkv, const source<T, SCAN> &f, int first, int end,
-                                   int n, F each)
-{
-    for (int row = first; row < end;) {
-        const int rows = min(CHUNK - n, end - row);
-        add_rows(w, S, out, qkv, f, row, n, n + rows);
-        each(n, n + rows);
-        row += rows;
-        n = (n + rows) % CHUNK;
-    }
-    return n;
-}
-
-// What a block goes over: a value head and a slice of a sequence.
-struct unit_of {
-    int seq, head, slice;
-};
-
-__device__ __forceinline__ unit_of unit_at(int unit, const delta_shape &s, int slices)
-{
-    return {unit / (s.n_heads * slices), unit / slices % s.n_heads, unit % slices};
-}
-
-// A sequence and those that go on from it. memory: the block's, of what the sequences behind a
-// packed prefix begin with.
-template <typename T, int ROWS, int C, bool SCAN>
-__device__ __forceinline__ void run_unit(chunk_of<T, ROWS, C, SCAN> &w, T *out, const T *qkv,
-                                         const source<T, SCAN> &f, const delta_rows &b,
-                                         const delta_shape &s, int seq, float *memory)
-{
-    const int first = b.query_start[seq], behind = b.query_start[seq + 1];
-    const int end = delta_unit_end(b, seq), from = b.paged ? b.state_from[seq] : 0;
-    const int position = b.paged ? b.positions[first] : 0;
-    T *u = (T *)(memory + DIM * C);
-    if (b.paged && b.state_slot[seq] < 0) {
-        const int column = f.first + thread();
-        if (thread() < C && column < f.head_dim)
-            out[((int64_t)first * f.n_heads + f.head) * f.head_dim + column] = from_f32<T>(0.f);
-        return;
-    }
-    float S[C / parts<C> / 8][4];
-    int n = position % CHUNK, open = 0; // rows of the prefix's
-    bool moves = ROWS == CHUNK || n + end - seq >= CHUNK;
-    for (int next = seq; next < end && !moves; next++) moves = b.state_slot[next] != from;
-    if (position > 0) {
-        read_slot(w, S, slot_of(b, from, s, f.head), f, n, moves);
-        __syncthreads(); // it has zeros where read_rows() has the new rows' keys
-    } else {
-        clear(S);
-        write_operand(w.S, S);
-    }
-    bool closed = position == 0;
-    int known = n; // rows of u that the slot it came from has
-    for (int next = seq, last; next < end; next = last + 1) {
-        last = next;
-        if constexpr (ROWS < CHUNK) // a row and drafts behind it, of one tile
-            while (!delta_leaves(b, last, end) && (n + last - next + 1) % 16 > 0) last++;
-        if (!b.paged && next > seq) {
-            __syncthreads();
-            recall(S, memory);
-            write_operand(w.S, S);
-            recall_rows(w, u, n = open);
-            read_rows(w, qkv, f, behind - n, 0, n);
-        }
-        n = run(w, S, out, qkv, f, b.query_start[next], b.query_start[last + 1], n,
-                [&](int, int until) {
-                    if (until < CHUNK) return;
-                    closed = true;
-                    known = 0;
-                });
-        if (b.paged && delta_leaves(b, last, end)) {
-            const bool same = b.state_slot[last] == from && !closed;
-            write_slot(slot_of(b, b.state_slot[last], s, f.head), w, S, f, !same, same ? known : 0,
-                       n);
-        } else if (!b.paged && next == seq && end > seq + 1) {
-            keep(memory, S);
-            keep_rows(u, w, 0, open = n);
-        }
+    constexpr int C = P - PITCH;
+    for (int i = t * C + thread(); i < end * C; i += THREADS) {
+        const int column = f.first + i % C;
+        if (column < f.head_dim) slot.u[i / C * f.head_dim + column] = to_f32(u[i / C][i % C]);
     }
 }
 
@@ -817,7 +403,7 @@ __device__ __forceinline__ void keep_open(const rule_inputs<T, SCAN> &in, const 
             if (j < old) {
                 read_vector(k, from + j * s.key_dim, s.key_dim);
             } else {
-                const row_columns at = columns_of<SCAN>(s);
+                const head_columns at = columns_of<SCAN>(s);
                 read_vector(k,
                             in.qkv + (int64_t)(row + border + j - first) * at.width + at.k +
                                 group * s.key_dim,
@@ -832,44 +418,258 @@ __device__ __forceinline__ void keep_open(const rule_inputs<T, SCAN> &in, const 
     }
 }
 
-#define VECTOR_WARPS 8
+// What a block goes over: a value head and a slice of a sequence.
+struct unit_of {
+    int seq, head, slice;
+};
 
-// q and k of all rows as the rule takes them: a warp has one of a row's vectors.
-template <typename T>
-__global__ void __launch_bounds__(VECTOR_WARPS * 32)
-    vectors_kernel(T *vectors, const T *qkv, delta_shape s, int64_t n)
+__device__ __forceinline__ unit_of unit_at(int unit, const delta_shape &s, int slices)
 {
-    grid_begin();
-    const int64_t i = (int64_t)blockIdx.x * VECTOR_WARPS + threadIdx.x / 32;
-    const int each = 2 * s.n_key_heads, which = i % each;
-    if (i >= n) return;
-    float x[DIM / 32];
-    read_vector(x,
-                qkv + i / each * (2 * s.n_key_heads * s.key_dim + s.n_heads * s.head_dim) +
-                    which * s.key_dim,
-                s.key_dim);
-    const float inverse = inverse_length(x);
-    const float factor =
-        which < s.n_key_heads ? inverse * (1.f / sqrtf((float)s.key_dim)) : inverse;
-    for (int e = 0; e < DIM / 32; e++) {
-        const int at = threadIdx.x % 32 + 32 * e;
-        if (at < s.key_dim) vectors[i * s.key_dim + at] = from_f32<T>(x[e] * factor);
+    return {unit / (s.n_heads * slices), unit / slices % s.n_heads, unit % slices};
+}
+
+// Whether the sequences of a unit that begins with seq have one row each, which row_kernel() takes.
+__device__ __forceinline__ bool is_few(const delta_rows &b, int seq)
+{
+    if (!b.paged) return false;
+    const int end = delta_unit_end(b, seq);
+    return b.query_start[end] - b.query_start[seq] == end - seq;
+}
+
+// ---- decoded rows -------------------------------------------------------------------------------
+
+// A row and those of its chunk, with room for the sixteen of its tile where nothing goes over the
+// others: those beside it, which change nothing of it, are anything but in u.
+template <typename T, bool SCAN> struct row_memory {
+    T k[CHUNK][DIM + PITCH], q[16][DIM + PITCH];
+    T S[DIM][row_columns<T> + PITCH]; // at the border
+    T u[CHUNK][row_columns<T> + PITCH];
+    T seen[16][CHUNK + PITCH]; // what row t's output takes of u of row j
+    // [j][t]: what u of row t takes of that of row j
+    alignas(16) float read[SCAN ? 1 : CHUNK][16 + 4];
+    float r[16][row_columns<T> + 4]; // values; then u while it is being summed up
+    float G[CHUNK], beta[CHUNK], log_decay[CHUNK];
+};
+
+// q, k and gates of rows t to `end` of the chunk, the first of which is `row`, and G; for all
+// threads to wait for.
+template <typename T, bool SCAN>
+__device__ __forceinline__ void read_rows(row_memory<T, SCAN> &w, const source<T, SCAN> &f, int row,
+                                          int t, int end)
+{
+    const int lane = thread() % 32;
+    const float q_scale = 1.f / sqrtf((float)f.key_dim);
+    if (t + thread() < end) {
+        const row_gates gates = gates_of(f, row + thread());
+        w.log_decay[t + thread()] = gates.log_decay;
+        w.beta[t + thread()] = gates.beta;
+    }
+    for (int at = t + thread() / 32; at < end; at += THREADS / 32) {
+        float q[DIM / 32], k[DIM / 32];
+        const T *from = f.qkv + (int64_t)(row + at - t) * f.width;
+        read_vector(q, from + f.q_at, f.key_dim);
+        read_vector(k, from + f.k_at, f.key_dim);
+        const float q_factor = SCAN ? 1.f : inverse_length(q) * q_scale;
+        const float k_factor = SCAN ? 1.f : inverse_length(k);
+#pragma unroll
+        for (int e = 0; e < DIM / 32; e++) {
+            w.q[at % 16][lane + 32 * e] = from_f32<T>(q[e] * q_factor);
+            w.k[at][lane + 32 * e] = from_f32<T>(k[e] * k_factor);
+        }
+    }
+    __syncthreads();
+    if (thread() >= 32) return;
+    w.G[t] = __fadd_rn(t > 0 ? w.G[t - 1] : 0.f, w.log_decay[t]);
+}
+
+// `seen` (is_q) or `read` of a tile's rows from `first` on, of which a warp has a part of the
+// columns.
+template <typename T, bool SCAN>
+__device__ __forceinline__ void compare_rows(row_memory<T, SCAN> &w, int first, int part, bool is_q,
+                                             int steps)
+{
+    constexpr int N = CHUNK / 8 / TILES;
+    const int column0 = part * 8 * N;
+    float sums[N][4];
+    if (column0 > first) return;
+    clear(sums);
+    multiply(sums, plain((is_q ? w.q[0] : w.k[first]), DIM + PITCH),
+             turned(w.k[column0], DIM + PITCH), steps);
+    each_sum(sums, [&](int row, int column, float &sum) {
+        const int t = first + row, j = column0 + column;
+        const float since = j <= t ? expf(w.G[t] - w.G[j]) : 0.f;
+        if (is_q)
+            w.seen[row][j] = from_f32<T>(j <= t ? since * sum : 0.f);
+        else
+            w.read[j][row] = j < t ? -w.beta[t] * (since * sum) : 0.f;
+    });
+}
+
+// u of one row from r, and zeros behind it.
+template <typename T, bool SCAN>
+__device__ __forceinline__ void solve_row(row_memory<T, SCAN> &w, int t)
+{
+    constexpr int C = row_columns<T>, GROUPS = THREADS / C;
+    const int column = thread() % C, group = thread() / C;
+    if (group == 0) {
+        float sum = w.r[t % 16][column];
+#pragma unroll 8
+        for (int j = 0; j < t; j++) sum = fmaf(w.read[j][t % 16], to_f32(w.u[j][column]), sum);
+        w.u[t][column] = from_f32<T>(sum);
+    }
+    for (int i = t + group; i < tile_end(t + 1) && group > 0; i += GROUPS - 1)
+        w.u[i][column] = from_f32<T>(0.f);
+    __syncthreads();
+}
+
+// S of the next border, from a chunk whose rows are all there.
+template <typename T, bool SCAN, int N>
+__device__ __forceinline__ void close_chunk(row_memory<T, SCAN> &w, float (&S)[N][4])
+{
+    const float end = w.G[CHUNK - 1], decay = expf(end);
+    if (thread() < CHUNK) w.log_decay[thread()] = expf(end - w.G[thread()]);
+    __syncthreads();
+    scale_rows(S, [&](int) { return decay; });
+    multiply(S, turned(w.k[0] + own_key(), DIM + PITCH), plain(w.u[0], row_columns<T> + PITCH),
+             TILES, N, w.log_decay);
+    write_operand(w.S, S, own_key());
+}
+
+// Rows t to `end` of a chunk, the first of which is `row`, to out. All threads are done with the
+// chunk behind it.
+template <typename T, bool SCAN, int N>
+__device__ __forceinline__ void add_rows(row_memory<T, SCAN> &w, float (&S)[N][4], T *out,
+                                         const source<T, SCAN> &f, int row, int t, int end)
+{
+    constexpr int C = row_columns<T>, M = C / 8 / TILES;
+    const int steps = (f.key_dim + 15) / 16, warp = thread() / 32;
+    const int tile_row = t / 16 * 16, part = warp % TILES, first = part * 8 * M; // column
+    const bool is_q = warp >= TILES;
+    float sums[M][4];
+    clear(sums);
+    read_tile<16, C>(w.r, f.qkv + (int64_t)row * f.width + f.value_at + f.first, f.width,
+                     f.head_dim - f.first, t, end);
+    read_rows(w, f, row, t, end);
+    __syncthreads();
+    if constexpr (SCAN)
+        for (int i = thread(); i < (tile_end(end) - t) * C; i += THREADS) {
+            const int j = t + i / C;
+            const float u = j < end ? w.beta[j] * w.r[j % 16][i % C] : 0.f;
+            w.u[j][i % C] = from_f32<T>(u);
+        }
+    if (is_q || !SCAN) {
+        multiply(sums, plain(is_q ? w.q[0] : w.k[tile_row], DIM + PITCH),
+                 plain(w.S[0] + first, C + PITCH), steps);
+        scale_rows(sums, [&](int i) { return expf(w.G[tile_row + i]); });
+        if (!is_q)
+            each_sum(sums, [&](int i, int column, float &sum) {
+                float &r = w.r[i][first + column];
+                r = w.beta[tile_row + i] * __fsub_rn(r, sum);
+            });
+        compare_rows(w, tile_row, part, is_q, steps);
+    }
+    __syncthreads();
+    if constexpr (!SCAN) solve_row(w, t);
+    if (is_q) {
+        multiply(sums, plain(w.seen[0], CHUNK + PITCH), plain(w.u[0] + first, C + PITCH),
+                 tile_row / 16 + 1);
+        each_sum(sums, [&](int i, int c, float &sum) {
+            const int at = tile_row + i, column = f.first + first + c;
+            if (SCAN) sum = fmaf(f.skips, w.r[i][first + c], sum);
+            if (at >= t && at < end && column < f.head_dim)
+                out[((int64_t)(row + at - t) * f.n_heads + f.head) * f.head_dim + column] =
+                    from_f32<T>(sum);
+        });
+    }
+    if (end == CHUNK) {
+        __syncthreads();
+        close_chunk(w, S);
+    }
+    __syncthreads();
+}
+
+// Has what the lines of n floats hold on its way to the second-level cache.
+__device__ __forceinline__ void prefetch(const float *from, int n)
+{
+    for (int i = thread() * 32; i < n; i += blockDim.x * 32)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+}
+
+// S, as sums where it is to move on, and the n rows of the open chunk.
+template <typename T, bool SCAN, int N>
+__device__ __forceinline__ void read_slot(row_memory<T, SCAN> &w, float (&S)[N][4],
+                                          const slot_parts &slot, const source<T, SCAN> &f, int n,
+                                          bool moves)
+{
+    constexpr int C = row_columns<T>;
+    prefetch(slot.k, n * f.key_dim);
+    prefetch(slot.u, n * f.head_dim);
+    read_tile<DIM, C>(w.S, slot.S + f.first, f.head_dim, f.head_dim - f.first, 0, f.key_dim);
+    for (int first = 0; first < n; first += CHUNK / 2) // of which a thread's registers hold half
+        read_tile<CHUNK / 2, DIM>(w.k + first, slot.k + first * f.key_dim, f.key_dim, f.key_dim, 0,
+                                  min(n - first, CHUNK / 2));
+    if (thread() < n) w.G[thread()] = slot.G[thread()];
+    read_tile<CHUNK, C>(w.u, slot.u + f.first, f.head_dim, f.head_dim - f.first, 0, n);
+    each_state(S, slot, f, own_key(), [&](float &sum, const float &from, bool is_there) {
+        sum = moves && is_there ? from : 0.f;
+    });
+}
+
+// A sequence of one row and those that go on from it.
+template <typename T, bool SCAN>
+__device__ __forceinline__ void run_unit(row_memory<T, SCAN> &w, T *out, const source<T, SCAN> &f,
+                                         const delta_rows &b, const delta_shape &s, int seq)
+{
+    constexpr int C = row_columns<T>;
+    const int first = b.query_start[seq], end = delta_unit_end(b, seq), from = b.state_from[seq];
+    if (b.state_slot[seq] < 0) {
+        const int column = f.first + thread();
+        if (thread() < C && column < f.head_dim)
+            out[((int64_t)first * f.n_heads + f.head) * f.head_dim + column] = from_f32<T>(0.f);
+        return;
+    }
+    const int position = b.positions[first];
+    float S[C / 8][4];
+    int n = position % CHUNK;
+    const bool moves = end > seq + 1 || b.state_slot[seq] != from || n + 1 == CHUNK;
+    if (position > 0) {
+        read_slot(w, S, slot_of(b, from, s, f.head), f, n, moves);
+        __syncthreads(); // it has zeros where read_rows() has the new rows' keys
+    } else {
+        clear(S);
+        write_operand(w.S, S, own_key());
+    }
+    bool closed = position == 0;
+    int known = n; // rows of u that the slot it came from has
+    for (int next = seq; next < end; next++) {
+        add_rows(w, S, out, f, b.query_start[next], n, n + 1);
+        n = (n + 1) % CHUNK;
+        if (n == 0) closed = true, known = 0;
+        if (delta_leaves(b, next, end)) {
+            const bool same = b.state_slot[next] == from && !closed;
+            const slot_parts slot = slot_of(b, b.state_slot[next], s, f.head);
+            if (!same) write_state(S, slot, f, own_key());
+            write_rows(slot, w.u, f, same ? known : 0, n);
+        }
     }
 }
 
-template <typename T>
-static void make_vectors(struct device *dev, T *vectors, const void *qkv, int rows,
-                         const struct delta_shape *s)
+template <typename T, bool SCAN>
+__global__ void __launch_bounds__(THREADS, 3)
+    row_kernel(T *out, rule_inputs<T, SCAN> in, delta_rows b, delta_shape s, int slices,
+               unsigned *tickets)
 {
-    const int64_t n = (int64_t)rows * 2 * s->n_key_heads;
-    cuda_launch(dev, "delta_rule", vectors_kernel<T>, ceil_div(n, VECTOR_WARPS), VECTOR_WARPS * 32,
-                0, vectors, qkv, *s, n);
-}
-
-// Floats that they take.
-template <typename T> static int64_t vectors_floats(const struct delta_shape *s, int64_t rows)
-{
-    return ceil_div(rows * 2 * s->n_key_heads * s->key_dim * (int64_t)sizeof(T), 256) * 64;
+    grid_begin();
+    extern __shared__ __align__(16) char shared[];
+    row_memory<T, SCAN> &w = *(row_memory<T, SCAN> *)shared;
+    const unit_of own = unit_at(blockIdx.x, s, slices);
+    if (!delta_begins(b, own.seq) || !is_few(b, own.seq)) return;
+    run_unit(w, out, source_of(in, s, own.head, own.slice * row_columns<T>), b, s, own.seq);
+    __syncthreads();
+    if (b.state_slot[own.seq] < 0) return;
+    const int each = s.n_heads / s.n_key_heads, group = own.head / each;
+    if (last_block(&tickets[own.seq * s.n_key_heads + group], each * slices))
+        keep_open(in, b, s, own.seq, group);
 }
 
 // ---- chunks -------------------------------------------------------------------------------------
@@ -878,7 +678,6 @@ template <typename T> static int64_t vectors_floats(const struct delta_shape *s,
  * of a sequence that stand in one, a piece, q and k as the rule takes them, and what rows read of
  * those before them. What is left is a chain from chunk to chunk, of which a block has COLUMNS
  * columns of S (chain_kernel). */
-#define COLUMNS  32
 #define TRIANGLE (TILES * (TILES + 1) / 2) // tiles of 16 rows and 16 that these read
 
 __device__ __forceinline__ int tile_at(int tile, int of)
@@ -889,16 +688,17 @@ __device__ __forceinline__ int tile_at(int tile, int of)
 template <typename T> struct piece_keys { // of a key head, rows that are not there being zeros
     T k[CHUNK][DIM + PITCH], q[CHUNK][DIM + PITCH];
 };
-template <typename T> struct piece_head { // of a value head
-    float decay[CHUNK], since[CHUNK];     // exp(G), and of what S behind the chunk has of a row
+template <typename T, bool SCAN> struct piece_head { // of a value head
+    float decay[CHUNK], since[CHUNK]; // exp(G), and of what S behind the chunk has of a row
     float beta[CHUNK], G[CHUNK];
-    float read[TRIANGLE][16][16]; // [j][t]: what u of row t takes of that of row j
-    T seen[TRIANGLE][16][16];     // [t][j]: what row t's output takes of u of row j
+    T seen[TRIANGLE][16][16]; // [t][j]: what row t's output takes of u of row j
+    // [j][t]: what u of row t takes of that of row j
+    float read[SCAN ? 1 : TRIANGLE][16][16];
 };
 
-// Rows of the batch from `row` on that are rows t to `end` of a chunk.
+// Rows of the batch from `row` on that are rows t to `end` of the chunk behind a border.
 struct piece {
-    int number, row, t, end;
+    int number, row, t, end, border;
 };
 
 // A sequence, and the position of its first row.
@@ -925,15 +725,7 @@ __device__ __forceinline__ piece piece_of(const stretch &s, int k)
     const int border = (s.position / CHUNK + k) * CHUNK, from = max(s.position, border);
     const int until = min(s.position + s.rows, border + CHUNK);
     return {s.first / CHUNK + 2 * s.seq + k, s.first + from - s.position, from - border,
-            until - border};
-}
-
-// Whether the sequences of a unit that begins with seq have one row each (delta_kernel).
-__device__ __forceinline__ bool is_few(const delta_rows &b, int seq)
-{
-    if (!b.paged) return false;
-    const int end = delta_unit_end(b, seq);
-    return b.query_start[end] - b.query_start[seq] == end - seq;
+            until - border, border};
 }
 
 #define HEADS (THREADS / CHUNK) // whose gates are made at once
@@ -952,9 +744,9 @@ struct piece_rows {
     __device__ int at(int i) const { return i < p.t ? behind - p.t + i : p.row + i - p.t; }
 };
 
-template <typename T>
+template <typename T, bool SCAN>
 __device__ __forceinline__ void prepare_keys(piece_keys<T> &keys, const piece_rows &rows,
-                                             const source<T, false> &f, const float *known)
+                                             const source<T, SCAN> &f, const float *known)
 {
     constexpr int AT_ONCE = 4, WARPS = THREADS / 32;
     const float q_scale = 1.f / sqrtf((float)f.key_dim);
@@ -974,7 +766,8 @@ __device__ __forceinline__ void prepare_keys(piece_keys<T> &keys, const piece_ro
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const int at = first + i * WARPS;
-            const float length = inverse_length(k[i]), q_factor = inverse_length(q[i]) * q_scale;
+            const float length = SCAN ? 1.f : inverse_length(k[i]);
+            const float q_factor = SCAN ? 1.f : inverse_length(q[i]) * q_scale;
             const float k_factor = at < rows.n_known ? 1.f : length;
             if (at >= tile_end(end)) break;
 #pragma unroll
@@ -987,9 +780,9 @@ __device__ __forceinline__ void prepare_keys(piece_keys<T> &keys, const piece_ro
 }
 
 // The gates of the rows of n value heads from `first` on.
-template <typename T>
+template <typename T, bool SCAN>
 __device__ __forceinline__ void prepare_gates(prepared<T> &w, const piece_rows &rows,
-                                              const rule_inputs<T, false> &in, const delta_shape &s,
+                                              const rule_inputs<T, SCAN> &in, const delta_shape &s,
                                               int first, int n)
 {
     const int h = thread() / CHUNK, i = thread() % CHUNK;
@@ -1022,16 +815,17 @@ __device__ __forceinline__ void sum_decays(float *to, const float *log_decays, i
 }
 
 // From a tile's products of its queries (is_q) or keys with keys.
-template <typename T, int N>
-__device__ __forceinline__ void write_compared(piece_head<T> &to, const float *G, const float *beta,
-                                               float (&sums)[N][4], int tile, bool is_q)
+template <typename T, bool SCAN, int N>
+__device__ __forceinline__ void write_compared(piece_head<T, SCAN> &to, const float *G,
+                                               const float *beta, float (&sums)[N][4], int tile,
+                                               bool is_q)
 {
     each_pair(sums, [&](int row, int j, float x, float y) {
         const int t = 16 * tile + row, of = j / 16;
         if (of > tile) return;
         x = j <= t ? expf(G[t] - G[j]) * x : 0.f;
         y = j < t ? expf(G[t] - G[j + 1]) * y : 0.f;
-        if (is_q) {
+        if (SCAN || is_q) {
             store_pair(&to.seen[tile_at(tile, of)][row][j % 16], x, y);
         } else {
             float(*read)[16] = to.read[tile_at(tile, of)];
@@ -1042,9 +836,9 @@ __device__ __forceinline__ void write_compared(piece_head<T> &to, const float *G
 }
 
 // Block x is the number of a piece, y a key head.
-template <typename T>
+template <typename T, bool SCAN>
 __global__ void __launch_bounds__(THREADS, 3)
-    prepare_kernel(piece_keys<T> *keys, piece_head<T> *heads, rule_inputs<T, false> in,
+    prepare_kernel(piece_keys<T> *keys, piece_head<T, SCAN> *heads, rule_inputs<T, SCAN> in,
                    delta_rows b, delta_shape s)
 {
     grid_begin();
@@ -1069,8 +863,8 @@ __global__ void __launch_bounds__(THREADS, 3)
                  slot_of(b, from, s, group * each).k);
     __syncthreads();
     const int begin = p.t / 16 * 16, n = tile_end(p.end);
-    const int warp = thread() / 32, tile = warp % TILES;
-    const bool is_q = warp >= TILES, takes_part = 16 * tile >= begin && 16 * tile < n;
+    const int warp = thread() / 32, tile = warp % TILES, half = warp / TILES;
+    const bool is_q = SCAN || half > 0, takes_part = 16 * tile >= begin && 16 * tile < n;
     float sums[CHUNK / 8][4];
     clear(sums);
     if (takes_part)
@@ -1094,7 +888,7 @@ __global__ void __launch_bounds__(THREADS, 3)
                        slot_of(b, from, s, first_head + warp).G);
         __syncthreads();
         for (int h = 0; h < n_heads; h++) {
-            piece_head<T> &to = heads[(int64_t)number * s.n_heads + first_head + h];
+            piece_head<T, SCAN> &to = heads[(int64_t)number * s.n_heads + first_head + h];
             if (thread() < CHUNK) {
                 const float G = w.G[h][thread()];
                 to.decay[thread()] = expf(G);
@@ -1102,29 +896,33 @@ __global__ void __launch_bounds__(THREADS, 3)
                 to.beta[thread()] = w.beta[h][thread()];
                 to.G[thread()] = G;
             }
-            if (takes_part) write_compared(to, w.G[h], w.beta[h], sums, tile, is_q);
+            if (takes_part && (!SCAN || h % 2 == half))
+                write_compared(to, w.G[h], w.beta[h], sums, tile, is_q);
         }
     }
 }
 
-template <typename T> struct chain_stage {
+template <typename T, bool SCAN> struct chain_stage {
     piece_keys<T> keys;
-    piece_head<T> head;
+    piece_head<T, SCAN> head;
     T v[CHUNK][COLUMNS + PITCH];
 };
 
 template <typename T> constexpr int chain_stages = sizeof(T) == 2 ? 2 : 1; // of which one is read
 
-template <typename T> struct chain_memory {
-    chain_stage<T> stage[chain_stages<T>];
+template <typename T, bool SCAN> struct chain_memory {
+    chain_stage<T, SCAN> stage[chain_stages<T>];
     T S[DIM][COLUMNS + PITCH], u[CHUNK][COLUMNS + PITCH];
-    float r[CHUNK][COLUMNS + 4]; // the sums of u
+    float r[SCAN ? 1 : CHUNK][COLUMNS + 4]; // the sums of u
 };
 
-template <typename T> struct chain_args {
+// What it reads and leaves: outputs, or where `out` is NULL what the gradient needs.
+template <typename T, bool SCAN> struct chain_args {
     const piece_keys<T> *keys;
-    const piece_head<T> *heads;
+    const piece_head<T, SCAN> *heads;
     T *out;
+    T *S; // (borders, n_heads, DIM, columns) at every border but the first (border_at)
+    T *u; // (T, n_heads, columns)
 };
 
 // Of a block the first warps go from chunk to chunk; the others read what comes next, and compute
@@ -1136,74 +934,90 @@ template <int BARRIER, int N> __device__ __forceinline__ void meet()
     asm volatile("barrier.sync %0, %1;" ::"n"(BARRIER), "n"(N) : "memory");
 }
 
-__device__ __forceinline__ void fetch_bytes(void *to, const void *from, int bytes)
+// Has bytes, or zeros, on their way, by the one with number `own` of n threads.
+__device__ __forceinline__ void fetch_bytes(void *to, const void *from, int bytes, int own, int n,
+                                            bool is_there = true)
 {
-    for (int i = thread() - CHAIN_THREADS; i < bytes / 16; i += THREADS - CHAIN_THREADS)
-        copy16((bf16 *)to + 8 * i, (const bf16 *)from + 8 * i, true);
+    for (int i = own; i < bytes / 16; i += n)
+        copy16((bf16 *)to + 8 * i, (const bf16 *)from + 8 * i, is_there);
+}
+
+// The same of rows t to `stop` of a tile: those from `begin` to `end` lie one `stride` behind the
+// other, and have the first `columns` columns; zeros in what is not there.
+template <int WIDTH, typename T, int P>
+__device__ __forceinline__ void fetch_rows(T (*to)[P], const T *from, int64_t stride, int columns,
+                                           int t, int stop, int begin, int end, int own, int n)
+{
+    constexpr int V = wide<T>;
+    const bool in_units = ((size_t)from | stride * sizeof(T)) % 16 == 0 && columns % V == 0;
+    const auto each = [&](int row, int column, auto copy) {
+        const bool is_there = row >= begin && row < end && column < columns;
+        copy(&to[row][column], is_there ? from + (row - begin) * stride + column : from, is_there);
+    };
+    for (int i = own; i < (stop - t) * (WIDTH / V) && in_units; i += n)
+        each(t + i / (WIDTH / V), i % (WIDTH / V) * V, [](T *to, const T *from, bool is_there) {
+            copy16((bf16 *)to, (const bf16 *)from, is_there);
+        });
+    for (int i = own; i < (stop - t) * WIDTH && !in_units; i += n)
+        each(t + i / WIDTH, i % WIDTH, [](T *to, const T *from, bool is_there) {
+            *to = is_there ? *from : from_f32<T>(0.f);
+        });
 }
 
 // Has what a piece needs on its way.
-template <typename T>
-__device__ __forceinline__ void fetch(chain_stage<T> &to, const chain_args<T> &a, const piece &p,
-                                      const source<T, false> &f, const delta_shape &s)
+template <typename T, bool SCAN>
+__device__ __forceinline__ void fetch(chain_stage<T, SCAN> &to, const chain_args<T, SCAN> &a,
+                                      const piece &p, const source<T, SCAN> &f,
+                                      const delta_shape &s)
 {
-    constexpr int V = wide<T>, ROW = (DIM + PITCH) * (int)sizeof(T);
+    constexpr int ROW = (DIM + PITCH) * (int)sizeof(T), N = THREADS - CHAIN_THREADS;
+    const int own = thread() - CHAIN_THREADS;
     const int begin = p.t / 16, end = tile_end(p.end) / 16, first = p.end < CHUNK ? begin : 0;
     const int tile = tile_at(begin, 0), n_tiles = tile_at(end, 0) - tile;
     const piece_keys<T> &keys =
         a.keys[(int64_t)p.number * s.n_key_heads + f.head / (s.n_heads / s.n_key_heads)];
-    const piece_head<T> &head = a.heads[(int64_t)p.number * s.n_heads + f.head];
-    fetch_bytes(to.keys.k[16 * first], keys.k[16 * first], 16 * (end - first) * ROW);
-    fetch_bytes(to.keys.q[16 * begin], keys.q[16 * begin], 16 * (end - begin) * ROW);
-    fetch_bytes(&to.head, &head, (int)offsetof(piece_head<T>, read));
-    fetch_bytes(to.head.read[tile], head.read[tile], n_tiles * (int)sizeof *head.read);
-    fetch_bytes(to.head.seen[tile], head.seen[tile], n_tiles * (int)sizeof *head.seen);
-    const T *v = f.qkv + (int64_t)p.row * f.width + f.value_at + f.first;
-    const bool in_units = ((size_t)v | f.width * sizeof(T)) % 16 == 0 && f.head_dim % V == 0;
-    const int each = in_units ? V : 1;
-    for (int i = thread() - CHAIN_THREADS; i < (16 * end - p.t) * COLUMNS / each;
-         i += THREADS - CHAIN_THREADS) {
-        const int row = i / (COLUMNS / each), column = i % (COLUMNS / each) * each;
-        const bool is_there = p.t + row < p.end && f.first + column < f.head_dim;
-        const T *from = is_there ? v + (int64_t)row * f.width + column : f.qkv;
-        if (in_units)
-            copy16((bf16 *)&to.v[p.t + row][column], (const bf16 *)from, is_there);
-        else
-            to.v[p.t + row][column] = is_there ? *from : from_f32<T>(0.f);
-    }
+    const piece_head<T, SCAN> &head = a.heads[(int64_t)p.number * s.n_heads + f.head];
+    if (!SCAN || p.end == CHUNK)
+        fetch_bytes(to.keys.k[16 * first], keys.k[16 * first], 16 * (end - first) * ROW, own, N);
+    if (a.out)
+        fetch_bytes(to.keys.q[16 * begin], keys.q[16 * begin], 16 * (end - begin) * ROW, own, N);
+    fetch_bytes(to.head.decay, head.decay, 4 * sizeof head.decay, own, N);
+    if (a.out)
+        fetch_bytes(to.head.seen[tile], head.seen[tile], n_tiles * (int)sizeof *head.seen, own, N);
+    if (!SCAN)
+        fetch_bytes(to.head.read[tile], head.read[tile], n_tiles * (int)sizeof *head.read, own, N);
+    fetch_rows<COLUMNS>(to.v, f.qkv + (int64_t)p.row * f.width + f.value_at + f.first, f.width,
+                        f.head_dim - f.first, p.t, 16 * end, p.t, p.end, own, N);
 }
 
 // What rows `first` to `last` read of u of a tile before them; `own` of n warps has every n-th four
 // rows.
 template <typename T>
-__device__ __forceinline__ void read_before(chain_memory<T> &w, const piece_head<T> &head, int of,
-                                            int first, int last, int own, int n)
+__device__ __forceinline__ void read_before(chain_memory<T, false> &w,
+                                            const piece_head<T, false> &head, int of, int first,
+                                            int last, int own, int n)
 {
     const int column = thread() % 32;
     float u[16];
-#pragma unroll
-    for (int j = 0; j < 16; j++) u[j] = to_f32(w.u[16 * of + j][column]);
+    unrolled<16>([&](int j) { u[j] = to_f32(w.u[16 * of + j][column]); });
     for (int row = first + 4 * own; row < last; row += 4 * n) {
         const float(*read)[16] = head.read[tile_at(row / 16, of)];
         float sums[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) sums[i] = w.r[row + i][column];
+        unrolled<4>([&](int i) { sums[i] = w.r[row + i][column]; });
 #pragma unroll
         for (int j = 0; j < 16; j++) {
             float x[4];
             load<float, 4>(x, &read[j][row % 16]);
-#pragma unroll
-            for (int i = 0; i < 4; i++) sums[i] = fmaf(x[i], u[j], sums[i]);
+            unrolled<4>([&](int i) { sums[i] = fmaf(x[i], u[j], sums[i]); });
         }
-#pragma unroll
-        for (int i = 0; i < 4; i++) w.r[row + i][column] = sums[i];
+        unrolled<4>([&](int i) { w.r[row + i][column] = sums[i]; });
     }
 }
 
 // u of a tile's rows from row t of the chunk on, by a warp.
 template <typename T>
-__device__ __forceinline__ void solve_tile(chain_memory<T> &w, const piece_head<T> &head, int tile,
-                                           int t)
+__device__ __forceinline__ void solve_tile(chain_memory<T, false> &w,
+                                           const piece_head<T, false> &head, int tile, int t)
 {
     const int column = thread() % 32;
     const float(*read)[16] = head.read[tile_at(tile, tile)];
@@ -1227,15 +1041,14 @@ __device__ __forceinline__ void solve_tile(chain_memory<T> &w, const piece_head<
                 if (i + e > j) sums[i + e] = fmaf(x[e], own, sums[i + e]);
         }
     }
-#pragma unroll
-    for (int i = 0; i < 16; i++) w.u[16 * tile + i][column] = u[i];
+    unrolled<16>([&](int i) { w.u[16 * tile + i][column] = u[i]; });
 }
 
 // u of a piece from r; tile by tile, of which one is solved while those behind it read the one
 // before.
 template <typename T>
-__device__ __forceinline__ void solve_piece(chain_memory<T> &w, const piece_head<T> &head,
-                                            const piece &p)
+__device__ __forceinline__ void solve_piece(chain_memory<T, false> &w,
+                                            const piece_head<T, false> &head, const piece &p)
 {
     const int warp = thread() / 32, begin = p.t / 16, last = tile_end(p.end);
     for (int of = 0; of < begin; of++) read_before(w, head, of, 16 * begin, last, warp, TILES);
@@ -1254,10 +1067,10 @@ __device__ __forceinline__ void solve_piece(chain_memory<T> &w, const piece_head
 }
 
 // A tile's queries or keys times S.
-template <typename T>
+template <typename T, bool SCAN>
 __device__ __forceinline__ void multiply_state(float (&sums)[COLUMNS / 8][4],
                                                const T (*rows)[DIM + PITCH],
-                                               const chain_memory<T> &w, int steps)
+                                               const chain_memory<T, SCAN> &w, int steps)
 {
     const auto left = plain(rows[0], DIM + PITCH);
     const auto S = plain(w.S[0], COLUMNS + PITCH);
@@ -1271,36 +1084,30 @@ __device__ __forceinline__ void multiply_state(float (&sums)[COLUMNS / 8][4],
 // The sums of S of a thread of the chain: 32 keys to a warp.
 typedef float chain_sums[2][COLUMNS / 8][4];
 
-template <typename T, typename F>
-__device__ __forceinline__ void each_state(chain_sums &S, const slot_parts &slot,
-                                           const source<T, false> &f, F each)
+__device__ __forceinline__ int chain_key(int m)
 {
-#pragma unroll
-    for (int m = 0; m < 2; m++)
-        each_sum(S[m], [&](int i, int c, float &sum) {
-            const int key = thread() / 32 * 32 + 16 * m + i, column = f.first + c;
-            const bool is_there = key < f.key_dim && column < f.head_dim;
-            each(sum, slot.S + key * f.head_dim + column, is_there);
-        });
+    return thread() / 32 * 32 + 16 * m;
 }
 
-template <typename T> __device__ __forceinline__ void show(chain_memory<T> &w, chain_sums &S)
+template <typename T, bool SCAN>
+__device__ __forceinline__ void show(chain_memory<T, SCAN> &w, chain_sums &S)
 {
-#pragma unroll
-    for (int m = 0; m < 2; m++)
-        each_pair(S[m], [&](int i, int c, float x, float y) {
-            store_pair(&w.S[thread() / 32 * 32 + 16 * m + i][c], x, y);
-        });
+    unrolled<2>([&](int m) { write_operand(w.S, S[m], chain_key(m)); });
 }
 
 // A piece, by the threads of the chain.
-template <typename T>
-__device__ __forceinline__ void go_on(chain_memory<T> &w, const chain_stage<T> &stage,
+template <typename T, bool SCAN>
+__device__ __forceinline__ void go_on(chain_memory<T, SCAN> &w, const chain_stage<T, SCAN> &stage,
                                       chain_sums &S, const piece &p, int steps)
 {
-    const int first = thread() / 32 * 16, key = thread() / 32 * 32;
-    const piece_head<T> &head = stage.head;
-    if (first < p.end && first + 16 > p.t) {
+    const int first = thread() / 32 * 16;
+    const piece_head<T, SCAN> &head = stage.head;
+    if (SCAN) {
+        for (int i = p.t * COLUMNS + thread(); i < tile_end(p.end) * COLUMNS; i += CHAIN_THREADS) {
+            const int t = i / COLUMNS, c = i % COLUMNS;
+            w.u[t][c] = from_f32<T>(head.beta[t] * to_f32(stage.v[t][c]));
+        }
+    } else if (first < p.end && first + 16 > p.t) {
         float sums[COLUMNS / 8][4];
         multiply_state(sums, stage.keys.k + first, w, steps);
         scale_rows(sums, [&](int i) { return head.decay[first + i]; });
@@ -1309,24 +1116,25 @@ __device__ __forceinline__ void go_on(chain_memory<T> &w, const chain_stage<T> &
             w.r[t][c] = head.beta[t] * __fsub_rn(to_f32(stage.v[t][c]), sum);
         });
     }
-    meet<1, CHAIN_THREADS>();
-    solve_piece(w, head, p);
+    if constexpr (!SCAN) {
+        meet<1, CHAIN_THREADS>();
+        solve_piece(w, head, p);
+    }
     meet<2, THREADS>();
     if (p.end < CHUNK) return;
-#pragma unroll
-    for (int m = 0; m < 2; m++) {
+    unrolled<2>([&](int m) {
         scale_rows(S[m], [&](int) { return head.decay[CHUNK - 1]; });
-        multiply(S[m], turned(stage.keys.k[0] + key + 16 * m, DIM + PITCH),
+        multiply(S[m], turned(stage.keys.k[0] + chain_key(m), DIM + PITCH),
                  plain(w.u[0], COLUMNS + PITCH), TILES, COLUMNS / 8, head.since);
-    }
+    });
     show(w, S);
 }
 
 // Its outputs, by the others, who have `next` on its way meanwhile.
-template <typename T>
-__device__ __forceinline__ void write_outputs(chain_memory<T> &w, const chain_stage<T> &stage,
-                                              T *out, const piece &p, const source<T, false> &f,
-                                              int steps)
+template <typename T, bool SCAN>
+__device__ __forceinline__ void write_outputs(chain_memory<T, SCAN> &w,
+                                              const chain_stage<T, SCAN> &stage, T *out,
+                                              const piece &p, const source<T, SCAN> &f, int steps)
 {
     const int tile = thread() / 32 % TILES, first = 16 * tile;
     const bool takes_part = first < p.end && first + 16 > p.t;
@@ -1344,6 +1152,10 @@ __device__ __forceinline__ void write_outputs(chain_memory<T> &w, const chain_st
         const int t = first + i, column = f.first + c;
         T *to = out + ((int64_t)(p.row + t - p.t) * f.n_heads + f.head) * f.head_dim + column;
         if (t < p.t || t >= p.end || column >= f.head_dim) return;
+        if (SCAN) {
+            x = fmaf(f.skips, to_f32(stage.v[t][c]), x);
+            y = fmaf(f.skips, to_f32(stage.v[t][c + 1]), y);
+        }
         if (f.head_dim % 2 == 0) {
             store_pair(to, x, y);
         } else {
@@ -1353,13 +1165,66 @@ __device__ __forceinline__ void write_outputs(chain_memory<T> &w, const chain_st
     });
 }
 
+// Columns of a row that is left.
+__host__ __device__ __forceinline__ int padded(int head_dim)
+{
+    return (head_dim + COLUMNS - 1) / COLUMNS * COLUMNS;
+}
+
+// Where S lies in memory that a packed batch's chain has left at the border above 0 before a row of
+// a sequence: with the rows of it, or of the unit's first, that close the chunk before.
+__device__ __forceinline__ int64_t border_at(const delta_rows &b, const delta_shape &s, int unit,
+                                             int seq, int border, int head)
+{
+    if (border <= b.first_position[seq]) seq = unit;
+    const int n = border / CHUNK - b.first_position[seq] / CHUNK - 1;
+    return ((int64_t)(b.query_start[seq] / CHUNK + seq + n) * s.n_heads + head) * DIM *
+           padded(s.head_dim);
+}
+
+// Rows of a tile to memory, one `stride` behind the other, by those that do not go on.
+template <typename T>
+__device__ __forceinline__ void leave_rows(T *to, int64_t stride, const T (*from)[COLUMNS + PITCH],
+                                           int rows)
+{
+    constexpr int V = wide<T>, UNITS = COLUMNS / V;
+    for (int i = thread() - CHAIN_THREADS; i < rows * UNITS; i += THREADS - CHAIN_THREADS)
+        *(uint4 *)(to + i / UNITS * stride + i % UNITS * V) =
+            *(const uint4 *)&from[i / UNITS][i % UNITS * V];
+}
+
+// What the gradient needs of a piece, in the place of its outputs.
+template <typename T, bool SCAN>
+__device__ __forceinline__ void
+leave_piece(const chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a, const delta_rows &b,
+            const delta_shape &s, int unit, int seq, const piece &p, const source<T, SCAN> &f)
+{
+    const int width = padded(f.head_dim);
+    if (p.t == 0 && p.border > 0)
+        leave_rows(a.S + border_at(b, s, unit, seq, p.border, f.head) + f.first, width, w.S, DIM);
+    meet<2, THREADS>();
+    leave_rows(a.u + ((int64_t)p.row * f.n_heads + f.head) * width + f.first, f.n_heads * width,
+               w.u + p.t, p.end - p.t);
+}
+
+// What a thread has of S in a place of its own in scratch.
+template <int N> __device__ __forceinline__ void keep(float *to, float (&S)[N][4])
+{
+    unrolled<N>([&](int n) { store<float, 4>(to + (n * blockDim.x + thread()) * 4, S[n]); });
+}
+
+template <int N> __device__ __forceinline__ void recall(float (&S)[N][4], const float *from)
+{
+    unrolled<N>([&](int n) { load<float, 4>(S[n], from + (n * blockDim.x + thread()) * 4); });
+}
+
 // What the sequences behind a packed prefix begin with.
 #define BEGIN_FLOATS (2 * DIM * COLUMNS + CHUNK * COLUMNS)
 
 // A sequence and those that go on from it. memory: the block's, of BEGIN_FLOATS.
-template <typename T>
-__device__ __forceinline__ void run_chain(chain_memory<T> &w, const chain_args<T> &a,
-                                          const source<T, false> &f, const delta_rows &b,
+template <typename T, bool SCAN>
+__device__ __forceinline__ void run_chain(chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a,
+                                          const source<T, SCAN> &f, const delta_rows &b,
                                           const delta_shape &s, int seq, float *memory)
 {
     constexpr int STAGES = chain_stages<T>;
@@ -1374,8 +1239,11 @@ __device__ __forceinline__ void run_chain(chain_memory<T> &w, const chain_args<T
     bool closed = at.position == 0;
     chain_sums S;
     if (is_chain) {
-        each_state<T>(S, before, f, [&](float &sum, const float *from, bool is_there) {
-            sum = is_there && at.position > 0 ? *from : 0.f;
+        unrolled<2>([&](int m) {
+            each_state(S[m], before, f, chain_key(m),
+                       [&](float &sum, const float &from, bool is_there) {
+                           sum = is_there && at.position > 0 ? from : 0.f;
+                       });
         });
         show(w, S);
     } else if (STAGES > 1) {
@@ -1408,7 +1276,10 @@ __device__ __forceinline__ void run_chain(chain_memory<T> &w, const chain_args<T
         } else {
             if (STAGES > 1 && !is_last) fetch(w.stage[(stage + 1) % STAGES], a, next, f, s);
             copies_commit();
-            write_outputs(w, w.stage[stage], a.out, p, f, steps);
+            if (a.out)
+                write_outputs(w, w.stage[stage], a.out, p, f, steps);
+            else
+                leave_piece(w, a, b, s, seq, at.seq, p, f);
             copies_wait<0>();
         }
         closed |= p.end == CHUNK;
@@ -1421,16 +1292,8 @@ __device__ __forceinline__ void run_chain(chain_memory<T> &w, const chain_args<T
             const bool same = b.state_slot[at.seq] == from && !closed;
             const slot_parts slot = slot_of(b, b.state_slot[at.seq], s, f.head);
             if (is_chain && !same)
-                each_state<T>(S, slot, f, [](float &sum, float *to, bool is_there) {
-                    if (is_there) *to = sum;
-                });
-            for (int i = thread() + (same ? known : 0) * COLUMNS; i < open * COLUMNS;
-                 i += THREADS) {
-                const int column = f.first + i % COLUMNS;
-                if (column < f.head_dim)
-                    slot.u[i / COLUMNS * f.head_dim + column] =
-                        to_f32(w.u[i / COLUMNS][i % COLUMNS]);
-            }
+                unrolled<2>([&](int m) { write_state(S[m], slot, f, chain_key(m)); });
+            write_rows(slot, w.u, f, same ? known : 0, open);
         } else if (!b.paged && at.seq + 1 < end) {
             const bool first = at.seq == seq; // the others begin where it ends
 #pragma unroll
@@ -1452,14 +1315,17 @@ __device__ __forceinline__ void run_chain(chain_memory<T> &w, const chain_args<T
     }
 }
 
-template <typename T>
-__global__ void __launch_bounds__(THREADS, 1)
-    chain_kernel(chain_args<T> a, rule_inputs<T, false> in, delta_rows b, delta_shape s, int slices,
-                 float *scratch, unsigned *tickets)
+// Blocks that an SM has.
+template <typename T, bool SCAN> constexpr int chain_blocks = SCAN && sizeof(T) == 2 ? 2 : 1;
+
+template <typename T, bool SCAN>
+__global__ void __launch_bounds__(THREADS, chain_blocks<T, SCAN>)
+    chain_kernel(chain_args<T, SCAN> a, rule_inputs<T, SCAN> in, delta_rows b, delta_shape s,
+                 int slices, float *scratch, unsigned *tickets)
 {
     grid_begin();
     extern __shared__ __align__(16) char shared[];
-    chain_memory<T> &w = *(chain_memory<T> *)shared;
+    chain_memory<T, SCAN> &w = *(chain_memory<T, SCAN> *)shared;
     for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads * slices; unit += gridDim.x) {
         const unit_of own = unit_at(unit, s, slices);
         if (!delta_begins(b, own.seq) || is_few(b, own.seq)) continue;
@@ -1472,31 +1338,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-// Blocks of many rows that an SM has, at most.
-template <int C, bool SCAN> constexpr int blocks_per_sm = SCAN &&C == 64 ? 2 : 1;
+// ---- launches -----------------------------------------------------------------------------------
 
-template <typename T, int ROWS, int C, bool SCAN>
-__global__ void __launch_bounds__(threads<C>, ROWS < CHUNK ? 3 : blocks_per_sm<C, SCAN>)
-    delta_kernel(T *out, rule_inputs<T, SCAN> in, delta_rows b, delta_shape s, int slices,
-                 float *scratch, unsigned *tickets)
-{
-    grid_begin();
-    extern __shared__ __align__(16) char shared[];
-    chunk_of<T, ROWS, C, SCAN> &w = *(chunk_of<T, ROWS, C, SCAN> *)shared;
-    for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads * slices; unit += gridDim.x) {
-        const unit_of own = unit_at(unit, s, slices);
-        if (!delta_begins(b, own.seq) || (ROWS < CHUNK && !is_few(b, own.seq))) continue;
-        const source<T, SCAN> f = source_of(in, s, own.head, own.slice * C);
-        run_unit(w, out, in.qkv, f, b, s, own.seq, scratch + blockIdx.x * 2 * DIM * C);
-        __syncthreads();
-        if (!b.paged || b.state_slot[own.seq] < 0) continue;
-        const int each = s.n_heads / s.n_key_heads, group = own.head / each;
-        if (last_block(&tickets[own.seq * s.n_key_heads + group], each * slices))
-            keep_open(in, b, s, own.seq, group);
-    }
-}
-
-// Of many rows, C columns to a block.
+// Of a rule, and C columns to a block of the gradient.
 template <typename T_, bool SCAN_, int C_> struct rule_kind {
     using T = T_;
     static constexpr bool SCAN = SCAN_;
@@ -1508,11 +1352,11 @@ template <typename F> static void with_rule(const struct delta_shape *s, F f)
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
         if (!s->is_scan)
-            f(rule_kind<T, false, many_columns<T>>());
-        else if (s->head_dim > columns<T>)
-            f(rule_kind<T, true, many_columns<T>>());
+            f(rule_kind<T, false, back_columns<T>>());
+        else if (s->head_dim > row_columns<T>)
+            f(rule_kind<T, true, back_columns<T>>());
         else
-            f(rule_kind<T, true, columns<T>>());
+            f(rule_kind<T, true, row_columns<T>>());
     });
 }
 
@@ -1527,41 +1371,45 @@ static int blocks_of(struct device *dev, const struct delta_shape *s, int n_seqs
     return units < most ? units : most;
 }
 
-// Of the chain: what it takes, and the bytes of that.
-template <typename T> struct chain_layout {
-    int n_pieces, slices, blocks;
-    size_t keys, heads, bytes; // of the pieces; behind them each block's BEGIN_FLOATS
+// Of the chain in scratch: pieces, each block's BEGIN_FLOATS, and what it leaves for the gradient.
+// Where they begin, in bytes.
+struct chain_layout {
+    int n_pieces, blocks;
+    size_t heads, begin, S, u, end;
 };
 
-template <typename T>
-static chain_layout<T> lay_out_chain(struct device *dev, const struct delta_shape *s, int rows,
-                                     int n_seqs)
+template <typename T, bool SCAN>
+static struct chain_layout lay_out_chain(struct device *dev, const struct delta_shape *s, int rows,
+                                         int n_seqs, bool leaves)
 {
-    chain_layout<T> l;
+    const size_t borders = leaves ? rows / CHUNK + n_seqs : 0, left = leaves ? rows : 0;
+    const size_t values = s->n_heads * padded(s->head_dim) * sizeof(T);
+    struct chain_layout l;
     l.n_pieces = rows / CHUNK + 2 * n_seqs;
-    l.slices = ceil_div(s->head_dim, COLUMNS);
-    l.blocks = std::min(n_seqs * s->n_heads * l.slices, cuda_use(dev)->n_sms);
-    l.keys = (size_t)l.n_pieces * s->n_key_heads * sizeof(piece_keys<T>);
-    l.heads = (size_t)l.n_pieces * s->n_heads * sizeof(piece_head<T>);
-    l.bytes = l.keys + l.heads + (size_t)l.blocks * BEGIN_FLOATS * sizeof(float);
+    l.blocks = blocks_of(dev, s, n_seqs, COLUMNS, chain_blocks<T, SCAN>);
+    l.heads = (size_t)l.n_pieces * s->n_key_heads * sizeof(piece_keys<T>);
+    l.begin = l.heads + (size_t)l.n_pieces * s->n_heads * sizeof(piece_head<T, SCAN>);
+    l.S = l.begin + (size_t)l.blocks * BEGIN_FLOATS * sizeof(float);
+    l.u = l.S + borders * DIM * values;
+    l.end = (l.u + left * values + 255) / 256 * 256;
     return l;
 }
 
-template <typename T>
-static void run_chunks(struct device *dev, T *out, const rule_inputs<T, false> &in,
-                       const struct delta_rows &rows, const struct delta_shape *s)
+// out NULL: as far as the gradient needs it.
+template <typename T, bool SCAN>
+static chain_args<T, SCAN> run_chunks(struct device *dev, const char *what, T *out, char *memory,
+                                      const struct chain_layout &l, const rule_inputs<T, SCAN> &in,
+                                      const struct delta_rows &rows, const struct delta_shape *s)
 {
-    const chain_layout<T> l = lay_out_chain<T>(dev, s, rows.n_tokens, rows.n_seqs);
-    char *memory = (char *)cuda_workspace(dev, l.bytes);
-    if (!memory) return;
     piece_keys<T> *keys = (piece_keys<T> *)memory;
-    piece_head<T> *heads = (piece_head<T> *)(memory + l.keys);
-    cuda_launch(dev, "delta_rule", prepare_kernel<T>, dim3(l.n_pieces, s->n_key_heads), THREADS,
+    piece_head<T, SCAN> *heads = (piece_head<T, SCAN> *)(memory + l.heads);
+    const chain_args<T, SCAN> chain = {keys, heads, out, (T *)(memory + l.S), (T *)(memory + l.u)};
+    cuda_launch(dev, what, prepare_kernel<T, SCAN>, dim3(l.n_pieces, s->n_key_heads), THREADS,
                 sizeof(prepared<T>), keys, heads, in, rows, *s);
-    const chain_args<T> chain = {keys, heads, out};
-    cuda_launch(dev, "delta_rule", chain_kernel<T>, l.blocks, THREADS, sizeof(chain_memory<T>),
-                chain, in, rows, *s, l.slices, (float *)(memory + l.keys + l.heads),
+    cuda_launch(dev, what, chain_kernel<T, SCAN>, l.blocks, THREADS, sizeof(chain_memory<T, SCAN>),
+                chain, in, rows, *s, slices_of(s, COLUMNS), (float *)(memory + l.begin),
                 cuda_use(dev)->tickets);
+    return chain;
 }
 
 void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
@@ -1575,149 +1423,140 @@ void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
         return;
     }
     with_rule(s, [&](auto kind) {
-        using K = decltype(kind);
-        using T = typename K::T;
-        constexpr int MANY = K::C, FEW = columns<T>;
-        const bool many = !rows.paged || a->batch.view->max_query > 1; // in no captured step
-        const rule_inputs<T, K::SCAN> in = inputs_of<T, K::SCAN>(a, s);
-        const auto launch = [&](auto kernel, size_t shared, int C, int blocks, int n_threads,
-                                float *scratch) {
-            cuda_launch(dev, "delta_rule", kernel, blocks, n_threads, shared, out, in, rows, *s,
-                        slices_of(s, C), scratch, cuda_use(dev)->tickets);
-        };
-        const auto units = [&](int C) { return rows.n_seqs * s->n_heads * slices_of(s, C); };
-        if (rows.paged && !(many && K::SCAN))
-            launch(delta_kernel<T, 16, FEW, K::SCAN>, sizeof(chunk_of<T, 16, FEW, K::SCAN>), FEW,
-                   units(FEW), THREADS, NULL);
-        if constexpr (!K::SCAN) {
-            if (many) run_chunks(dev, (T *)out, in, rows, s);
-        } else if (many) {
-            const int blocks = blocks_of(dev, s, rows.n_seqs, MANY, blocks_per_sm<MANY, true>);
-            float *scratch = NULL;
-            if (!rows.paged &&
-                !(scratch = (float *)cuda_workspace(dev, blocks * 2 * DIM * MANY * sizeof(float))))
-                return;
-            launch(delta_kernel<T, CHUNK, MANY, true>, sizeof(chunk_of<T, CHUNK, MANY, true>), MANY,
-                   rows.paged ? units(MANY) : blocks, threads<MANY>, scratch);
-        }
+        using T = typename decltype(kind)::T;
+        constexpr bool SCAN = decltype(kind)::SCAN;
+        const rule_inputs<T, SCAN> in = inputs_of<T, SCAN>(a, s);
+        const int slices = slices_of(s, row_columns<T>);
+        if (rows.paged)
+            cuda_launch(dev, "delta_rule", row_kernel<T, SCAN>, rows.n_seqs * s->n_heads * slices,
+                        THREADS, sizeof(row_memory<T, SCAN>), out, in, rows, *s, slices,
+                        cuda_use(dev)->tickets);
+        if (rows.paged && a->batch.view->max_query <= 1) return; // as in captured steps
+        const struct chain_layout l =
+            lay_out_chain<T, SCAN>(dev, s, rows.n_tokens, rows.n_seqs, false);
+        char *memory = (char *)cuda_workspace(dev, l.end);
+        if (memory) run_chunks(dev, "delta_rule", (T *)out, memory, l, in, rows, s);
     });
 }
 
 // ---- backward -----------------------------------------------------------------------------------
 
-// Scratch: each block's own, and what all write into. Where things begin, in floats.
+// Scratch behind the chain's: each block's own, and what all write into. Where things begin, in
+// floats.
 struct back_memory {
     float *at;
     int64_t block; // a block's, of which:
-    int64_t S, u;  // S at every border, as an operand; (positions, columns) u of every position
-    int64_t begin; // S at the border before what goes on from the first sequence
     // What sequences add to what they go on from: (CHUNK, columns) of u, (CHUNK, DIM) of k and
     // (CHUNK) of the log decays of the open chunk's rows, and of S before it.
     int64_t shared_u, shared_k, shared_log_decay, shared_S;
-    int64_t dvectors; // (T, n_heads, slices, 2, key_dim): of q and k as the rule takes them
+    // (T, n_heads, slices, 2, key_dim, or one more where that is odd): of q and k as the rule
+    // takes them
+    int64_t dvectors;
     // (T, n_heads, slices, 3): of what beta is made of, or of Mamba-2's step without its decay; of
     // the log decay; and of Mamba-2's skip.
     int64_t dgates;
-    int64_t shared;  // (T, n_heads, 3): a row's part of the gradients of a_log, dt_bias and skip
-    int64_t vectors; // make_vectors()
+    int64_t shared; // (T, n_heads, 3): a row's part of the gradients of a_log, dt_bias and skip
     int64_t end;
 };
 
-template <typename K>
-static struct back_memory lay_out_back(const struct delta_shape *s, int blocks, int rows,
-                                       int max_context)
+__host__ __device__ __forceinline__ int even(int n)
 {
-    using T = typename K::T;
-    const int64_t width = K::C, matrix = DIM * width, slices = slices_of(s, K::C);
-    const int64_t chunks = max_context / CHUNK + 1, heads = (int64_t)rows * s->n_heads;
+    return n + n % 2;
+}
+
+static struct back_memory lay_out_back(const struct delta_shape *s, int C, int blocks, int rows)
+{
+    const int64_t slices = slices_of(s, C), heads = (int64_t)rows * s->n_heads;
     struct back_memory m = {};
-    m.S = 0;
-    m.u = m.S + (chunks + 1) * matrix * (int)sizeof(T) / 4;
-    m.begin = m.u + chunks * CHUNK * width;
-    m.shared_u = m.begin + matrix;
-    m.shared_k = m.shared_u + CHUNK * width;
+    m.shared_k = m.shared_u + CHUNK * C;
     m.shared_log_decay = m.shared_k + CHUNK * DIM;
     m.shared_S = m.shared_log_decay + CHUNK;
-    m.block = m.shared_S + matrix;
+    m.block = m.shared_S + DIM * C;
     m.dvectors = m.block * blocks;
-    m.dgates = m.dvectors + heads * slices * 2 * s->key_dim;
+    m.dgates = m.dvectors + heads * slices * 2 * even(s->key_dim);
     m.shared = m.dgates + heads * slices * 3;
-    m.vectors = (m.shared + heads * 3 + 63) / 64 * 64;
-    m.end = m.vectors + (K::SCAN ? 0 : vectors_floats<T>(s, rows));
+    m.end = m.shared + heads * 3;
     return m;
 }
 
-size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *s, int rows,
-                          int max_context)
+// The longest context changes nothing of it: what is kept goes with rows.
+size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *s, int rows, int)
 {
     if (s->n_heads == 0) return 0;
     if (delta_is_conv(s)) return cuda_conv_scratch(s, rows);
-    size_t back = 0, chain = 0; // the latter of sequences of 32 rows: of fewer it is more
+    size_t rule = 0; // of sequences of 32 rows: of shorter ones it is more
     with_rule(s, [&](auto kind) {
         using K = decltype(kind);
-        back = lay_out_back<K>(s, cuda_use(dev)->n_sms, rows, max_context).end * sizeof(float);
-        if (!K::SCAN) chain = lay_out_chain<typename K::T>(dev, s, rows, ceil_div(rows, 32)).bytes;
+        const int n_seqs = ceil_div(rows, 32);
+        const int blocks = blocks_of(dev, s, n_seqs, K::C, 1);
+        rule = lay_out_chain<typename K::T, K::SCAN>(dev, s, rows, n_seqs, true).end +
+               lay_out_back(s, K::C, blocks, rows).end * sizeof(float);
     });
-    return std::max({back, chain, cuda_conv_scratch(s, rows)});
+    return std::max(rule, cuda_conv_scratch(s, rows));
 }
 
 enum { OF_SEEN, OF_READ, OF_QUERY, OF_KEY, OF_BORDER, ROW_PARTS };
 
 // Sums over rows and columns of a chunk are of warps, then added in order. The gradients of `seen`
 // and `read`, which are then of the products of q or k and k, take their place.
-template <typename T, int C, bool SCAN> struct back_chunk_of : chunk_of<T, CHUNK, C, SCAN> {
-    T dS[DIM][C + PITCH]; // behind the chunk
-    T dout[CHUNK][C + PITCH], du[SCAN ? 1 : CHUNK][C + PITCH];
+template <typename T, int C, bool SCAN> struct back_tiles {
+    piece_keys<T> keys;
+    T S[DIM][C + PITCH], dS[DIM][C + PITCH]; // before the chunk, behind it
+    T u[CHUNK][C + PITCH], dout[CHUNK][C + PITCH], du[SCAN ? 1 : CHUNK][C + PITCH];
+    T seen[CHUNK][CHUNK + PITCH];                            // [t][j]
+    alignas(16) float read[SCAN ? 1 : CHUNK][CHUNK + 4];     // [j][t]
+    float r[CHUNK][C + 4];                                   // u's gradient
+    float decay[CHUNK], since[CHUNK], beta[CHUNK], G[CHUNK]; // as in piece_head
+    float dG[CHUNK];
     float row_parts[ROW_PARTS][2 * parts<C>][CHUNK], column_parts[2][TILES][CHUNK];
-    float decay[CHUNK], since[CHUNK]; // exp(G), and of what S behind the chunk has of a row
     float sums[32];
 };
 
-template <typename T> struct back_arrays {
+template <typename T, bool SCAN> struct back_arrays {
     T *dqkv;
-    const T *dout, *qkv;
+    const T *dout;
+    chain_args<T, SCAN> chain;
 };
 
-// Which rows of a batch a chunk has: the first `own` of them are those before row `shared`, the
-// others begin with row `first`.
-struct chunk_rows {
-    int own, n; // rows own to n are the sequence's
-    int first, shared;
-};
-
-__device__ __forceinline__ int row_at(const chunk_rows &c, int t)
+// A warp's 16 rows of a matrix; its share of the columns, which the warps of a tile of rows divide
+// among them; and, of `all` columns, the first of that.
+__device__ __forceinline__ int own_row()
 {
-    return t < c.own ? c.shared - c.own + t : c.first + t - c.own;
+    return thread() / 32 % TILES * 16;
+}
+__device__ __forceinline__ int own_share()
+{
+    return thread() / 32 / TILES;
+}
+template <int C> __device__ __forceinline__ int first_column(int all)
+{
+    return own_share() * (all / (2 * parts<C>));
 }
 
-// Which columns of a matrix of `all` a warp has where all warps of a tile of rows share them.
-struct warp_share {
-    int index, first;
-};
-
-template <int C> __device__ __forceinline__ warp_share own_share(int all)
+// What the threads of a warp have of the sums of its rows, added up.
+__device__ __forceinline__ void write_row_sums(float (*to)[CHUNK], const float (&rows)[2])
 {
-    const warp_tile own = own_tile<CHUNK>(0);
-    const int index = own.is_q + 2 * own.part;
-    return {index, index * (all / (2 * parts<C>))};
+    unrolled<2>([&](int r) {
+        const float sum = lanes_sum<4>(rows[r]);
+        if (thread() % 4 == 0) to[own_share()][own_row() + thread() % 32 / 4 + 8 * r] = sum;
+    });
 }
 
 // A warp's sums of the gradient of `seen` or `read`, from (rows of dout or of du) times u, and what
 // G gets of it.
 template <typename T, int C, bool SCAN, int N>
-__device__ __forceinline__ void compare_back(back_chunk_of<T, C, SCAN> &w, float (&sums)[N][4],
+__device__ __forceinline__ void compare_back(back_tiles<T, C, SCAN> &w, float (&sums)[N][4],
                                              bool is_q, int n)
 {
-    const int tile = own_tile<CHUNK>(0).tile, first = 16 * tile, lane = thread() % 32;
-    const warp_share share = own_share<C>(CHUNK);
+    const int first = own_row(), share = first_column<C>(CHUNK), lane = thread() % 32;
     float rows[2] = {}, column_sums[N][2] = {};
     clear(sums);
     if (first >= n) return;
-    multiply(sums, plain((is_q ? w.dout : w.du)[first], C + PITCH),
-             turned(w.u[share.first], C + PITCH), C / 16);
+    multiply(sums, plain((is_q ? w.dout : w.du)[first], C + PITCH), turned(w.u[share], C + PITCH),
+             C / 16);
     int i = 0;
     each_sum(sums, [&](int row, int column, float &sum) {
-        const int t = first + row, j = share.first + column;
+        const int t = first + row, j = share + column;
         float part = 0.f;
         if (is_q && j <= t) {
             part = sum * to_f32(w.seen[t][j]);
@@ -1732,28 +1571,23 @@ __device__ __forceinline__ void compare_back(back_chunk_of<T, C, SCAN> &w, float
         column_sums[i / 4][i % 2] += part;
         i++;
     });
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const float sum = lanes_sum<4>(rows[r]);
-        if (lane % 4 == 0)
-            w.row_parts[is_q ? OF_SEEN : OF_READ][share.index][first + lane / 4 + 8 * r] = sum;
-    }
+    write_row_sums(w.row_parts[is_q ? OF_SEEN : OF_READ], rows);
 #pragma unroll
     for (int c = 0; c < 2 * N; c++) {
         float sum = column_sums[c / 2][c % 2];
 #pragma unroll
         for (int o = 4; o < 32; o <<= 1) sum += __shfl_xor_sync(~0u, sum, o);
         if (lane / 4 == 0)
-            w.column_parts[is_q ? OF_SEEN : OF_READ][tile]
-                          [share.first + c / 2 * 8 + lane * 2 + c % 2] = sum;
+            w.column_parts[is_q ? OF_SEEN : OF_READ][first / 16]
+                          [share + c / 2 * 8 + lane * 2 + c % 2] = sum;
     }
 }
 
 // Those sums to where the matrix lay that all have read by now.
 template <int C, typename T, int P, int N>
-__device__ __forceinline__ void write_compared(T (*to)[P], float (&sums)[N][4])
+__device__ __forceinline__ void write_dcompared(T (*to)[P], float (&sums)[N][4])
 {
-    const int first = own_tile<CHUNK>(0).first, column = own_share<C>(CHUNK).first;
+    const int first = own_row(), column = first_column<C>(CHUNK);
     each_pair(sums, [&](int i, int c, float x, float y) {
         store_pair(&to[first + i][column + c], x, y);
     });
@@ -1762,7 +1596,7 @@ __device__ __forceinline__ void write_compared(T (*to)[P], float (&sums)[N][4])
 // The sums of u's gradient in r from the last row to row `own`, sixteen at a time; rows before get
 // theirs of these.
 template <typename T, int C, bool SCAN>
-__device__ __forceinline__ void solve_back(back_chunk_of<T, C, SCAN> &w, int own, int n)
+__device__ __forceinline__ void solve_back(back_tiles<T, C, SCAN> &w, int own, int n)
 {
     constexpr int GROUPS = threads<C> / C, EACH = 16 / GROUPS;
     const int column = thread() % C, group = thread() / C;
@@ -1770,123 +1604,135 @@ __device__ __forceinline__ void solve_back(back_chunk_of<T, C, SCAN> &w, int own
     for (int b = end - 16; b >= 0; b -= 16) {
         const int first = b + group * EACH;
         float part[EACH];
-#pragma unroll
-        for (int i = 0; i < EACH; i++) part[i] = w.r[first + i][column];
+        unrolled<EACH>([&](int i) { part[i] = w.r[first + i][column]; });
         for (int t = max(b + 16, own / 4 * 4); t < end; t += 4) {
             float read[EACH][4];
-#pragma unroll
-            for (int i = 0; i < EACH; i++) load<float, 4>(read[i], &w.read[first + i][t]);
+            unrolled<EACH>([&](int i) { load<float, 4>(read[i], &w.read[first + i][t]); });
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const float du = t + j >= own ? w.r[t + j][column] : 0.f;
-#pragma unroll
-                for (int i = 0; i < EACH; i++) part[i] = fmaf(read[i][j], du, part[i]);
+                unrolled<EACH>([&](int i) { part[i] = fmaf(read[i][j], du, part[i]); });
             }
         }
-#pragma unroll
-        for (int i = 0; i < EACH; i++) w.r[first + i][column] = part[i];
+        unrolled<EACH>([&](int i) { w.r[first + i][column] = part[i]; });
         __syncthreads();
         if (group == 0) {
             float sums[16];
-#pragma unroll
-            for (int i = 0; i < 16; i++) sums[i] = w.r[b + i][column];
+            unrolled<16>([&](int i) { sums[i] = w.r[b + i][column]; });
 #pragma unroll
             for (int t = 15; t > 0; t--)
                 if (b + t >= own)
 #pragma unroll
                     for (int j = 0; j < t; j++)
                         sums[j] = fmaf(w.read[b + j][b + t], sums[t], sums[j]);
-#pragma unroll
-            for (int i = 0; i < 16; i++) w.r[b + i][column] = sums[i];
+            unrolled<16>([&](int i) { w.r[b + i][column] = sums[i]; });
         }
         __syncthreads();
     }
 }
 
-// Adds up sums times vectors[row][column] over a warp's columns.
+// Adds up sums times vectors[row][column] over a warp's columns from `first` on.
 template <typename T, int N, int P>
 __device__ __forceinline__ void row_products(float (*to)[CHUNK], float (&sums)[N][4],
-                                             const T (*vectors)[P], int first,
-                                             const warp_share &share)
+                                             const T (*vectors)[P], int first)
 {
     float rows[2] = {};
     int i = 0;
     each_sum(sums, [&](int row, int column, float &sum) {
-        rows[i++ % 4 / 2] += sum * to_f32(vectors[first + row][share.first + column]);
+        rows[i++ % 4 / 2] += sum * to_f32(vectors[own_row() + row][first + column]);
     });
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const float sum = lanes_sum<4>(rows[r]);
-        if (thread() % 4 == 0) to[share.index][first + thread() % 32 / 4 + 8 * r] = sum;
+    write_row_sums(to, rows);
+}
+
+// Has all that is read of a chunk on its way; for all threads to wait for.
+template <typename T, int C, bool SCAN>
+__device__ __forceinline__ void
+fetch_back(back_tiles<T, C, SCAN> &w, const back_arrays<T, SCAN> &a, const source<T, SCAN> &f,
+           const delta_rows &b, const delta_shape &s, int unit, int seq, const piece_rows &rows)
+{
+    constexpr int ROW = (DIM + PITCH) * (int)sizeof(T), N = threads<C>;
+    const piece &p = rows.p;
+    const int begin = p.t / 16 * 16, end = tile_end(p.end), own = thread();
+    const int dim = f.head_dim, wide_dim = padded(dim);
+    const piece_keys<T> &keys =
+        a.chain.keys[(int64_t)p.number * s.n_key_heads + f.head / (s.n_heads / s.n_key_heads)];
+    const piece_head<T, SCAN> &head = a.chain.heads[(int64_t)p.number * s.n_heads + f.head];
+    const T *S = a.chain.S + f.first, *u = a.chain.u + (int64_t)f.head * wide_dim + f.first;
+    if (p.border > 0) S += border_at(b, s, unit, seq, p.border, f.head);
+    fetch_bytes(w.keys.k, keys.k, end * ROW, own, N);
+    fetch_bytes(w.keys.q, keys.q, begin * ROW, own, N, false);
+    fetch_bytes(w.keys.q[begin], keys.q[begin], (end - begin) * ROW, own, N);
+    fetch_bytes(w.decay, head.decay, 4 * sizeof head.decay, own, N);
+    fetch_rows<C>(w.S, S, wide_dim, wide_dim - f.first, 0, DIM, 0, p.border > 0 ? DIM : 0, own, N);
+    for (int t = 0; t < end; t = t < p.t ? p.t : end) // the prefix's rows, the piece's
+        fetch_rows<C>(w.u, u + (int64_t)rows.at(t) * f.n_heads * wide_dim, f.n_heads * wide_dim,
+                      wide_dim - f.first, t, t < p.t ? p.t : end, t, t < p.t ? p.t : p.end, own, N);
+    fetch_rows<C>(w.dout, a.dout + ((int64_t)p.row * f.n_heads + f.head) * dim + f.first,
+                  f.n_heads * dim, dim - f.first, 0, end, p.t, p.end, own, N);
+    // Tiles of rows before the piece's are zeros.
+    constexpr int SEEN = 16 / wide<T>, READ = SCAN ? 0 : 16 / wide<float>; // units of a row
+    for (int i = own; i < tile_at(end / 16, 0) * 16 * (SEEN + READ); i += N) {
+        const int row = i / (SEEN + READ), at = i % (SEEN + READ), number = row / 16;
+        const int tile = (number > 0) + (number > 2) + (number > 5), of = number - tile_at(tile, 0);
+        const bool is_there = 16 * tile >= begin;
+        if (at < SEEN)
+            copy16((bf16 *)&w.seen[16 * tile + row % 16][16 * of + at * wide<T>],
+                   (const bf16 *)&head.seen[number][row % 16][at * wide<T>], is_there);
+        else
+            copy16((bf16 *)&w.read[16 * of + row % 16][16 * tile + (at - SEEN) * 4],
+                   (const bf16 *)&head.read[number][row % 16][(at - SEEN) * 4], is_there);
     }
+    copies_commit();
+    copies_wait<0>();
 }
 
 // The gradients of a chunk's rows from those of their outputs and of S behind it, dS, which becomes
 // that of S before it: all that is not the sequence's goes to what is shared. takes: what is shared
 // is added to the sequence's rows.
 template <typename T, int C, bool SCAN, int N>
-__device__ void back_chunk(back_chunk_of<T, C, SCAN> &w, float (&dS)[N][4],
-                           const back_arrays<T> &to, const back_memory &m, float *memory,
-                           const source<T, SCAN> &f, int slices, const chunk_rows &c,
-                           const T *S_before, const T *u, bool takes)
+__device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4], T *dqkv,
+                           const back_memory &m, float *memory, const source<T, SCAN> &f,
+                           int slices, const piece_rows &rows, bool takes)
 {
     constexpr int SHARES = 2 * parts<C>;
     constexpr int READ_PITCH = CHUNK + (sizeof(T) == 2 ? PITCH : 4);
-    const warp_tile own = own_tile<CHUNK>(0);
-    const warp_share columns = own_share<C>(C), keys = own_share<C>(DIM);
-    const int steps = (f.key_dim + 15) / 16, n = c.n, tiles = tile_end(n) / 16;
+    const int columns = first_column<C>(C), keys = first_column<C>(DIM);
+    const int steps = (f.key_dim + 15) / 16, begin = rows.p.t, n = rows.p.end,
+              tiles = tile_end(n) / 16;
+    const int first = own_row(), tile = first / 16;
     T(*dseen)[CHUNK + PITCH] = w.seen;
     T(*dread)[READ_PITCH] = (T(*)[READ_PITCH])w.read;
     float compared[CHUNK / 8 / SHARES][4];
     const auto dgates_at = [&](int row) {
         return m.at + m.dgates + (((int64_t)row * f.n_heads + f.head) * slices + f.first / C) * 3;
     };
-    const bool closes = n == CHUNK, takes_part = own.first < n;
+    const bool closes = n == CHUNK, takes_part = first < n;
     float *shared_u = memory + m.shared_u, *shared_k = memory + m.shared_k,
           *shared_log_decay = memory + m.shared_log_decay;
-    __syncthreads();
-    {
-        float S[N][4];
-        recall(S, S_before);
-        write_operand(w.S, S);
-    }
-    write_operand(w.dS, dS);
-    recall_rows(w, u, n);
-    read_tile<CHUNK, C, threads<C>>(
-        w.dout, to.dout + ((int64_t)c.first * f.n_heads + f.head) * f.head_dim + f.first,
-        f.n_heads * f.head_dim, f.head_dim - f.first, 0, c.own, n);
-    if (c.own > 0) read_rows(w, to.qkv, f, c.shared - c.own, 0, c.own);
-    read_rows(w, to.qkv, f, c.first, c.own, n);
-    __syncthreads();
-    const float last = w.G[n - 1];
-    if (thread() < CHUNK) {
-        w.decay[thread()] = expf(w.G[thread()]);
-        w.since[thread()] = expf(last - w.G[thread()]);
-    }
-    if (takes_part) compare_rows(w, own_tile<CHUNK, SCAN>(0), steps);
+    write_operand(w.dS, dS, own_key(), own_column());
     __syncthreads();
     if (takes_part) {
         float sums[C / 8 / SHARES][4];
         clear(sums);
         if (closes) {
-            multiply(sums, plain(w.k[own.first], DIM + PITCH),
-                     plain(w.dS[0] + columns.first, C + PITCH), steps);
-            scale_rows(sums, [&](int j) { return w.since[own.first + j]; });
+            multiply(sums, plain(w.keys.k[first], DIM + PITCH), plain(w.dS[0] + columns, C + PITCH),
+                     steps);
+            scale_rows(sums, [&](int j) { return w.since[first + j]; });
         }
-        multiply(sums, turned(w.seen[own.first] + own.first, CHUNK + PITCH),
-                 plain(w.dout[own.first] + columns.first, C + PITCH), tiles - own.tile);
+        multiply(sums, turned(w.seen[first] + first, CHUNK + PITCH),
+                 plain(w.dout[first] + columns, C + PITCH), tiles - tile);
         each_sum(sums, [&](int row, int column, float &sum) {
-            const int j = own.first + row, at = columns.first + column;
+            const int j = first + row, at = columns + column;
             w.r[j][at] = sum + (takes && j < n ? shared_u[j * C + at] : 0.f);
         });
     }
     compare_back(w, compared, true, n);
     __syncthreads();
-    write_compared<C>(dseen, compared);
-    if constexpr (!SCAN) solve_back(w, c.own, n);
+    write_dcompared<C>(dseen, compared);
+    if constexpr (!SCAN) solve_back(w, begin, n);
     for (int t = thread() / 32; t < tile_end(n); t += threads<C> / 32) {
-        const int row = row_at(c, t);
-        const bool is_own = t >= c.own && t < n;
+        const int row = rows.at(t);
+        const bool is_own = t >= begin && t < n;
         constexpr int V = C / 32; // columns of a lane
         const int at = thread() % 32 * V, column = f.first + at;
         float du[V], u[V], dvalue[V], own_du[V], dbeta = 0.f, dskip = 0.f;
@@ -1896,7 +1742,7 @@ __device__ void back_chunk(back_chunk_of<T, C, SCAN> &w, float (&dS)[N][4],
         for (int v = 0; v < V; v++) {
             if constexpr (SCAN)
                 u[v] = is_own && column + v < f.head_dim
-                           ? to_f32(to.qkv[(int64_t)row * f.width + f.value_at + column + v])
+                           ? to_f32(f.qkv[(int64_t)row * f.width + f.value_at + column + v])
                            : 0.f; // the value
             const float dout = SCAN ? to_f32(w.dout[t][at + v]) : 0.f;
             dbeta = fmaf(du[v], u[v], dbeta);
@@ -1904,10 +1750,10 @@ __device__ void back_chunk(back_chunk_of<T, C, SCAN> &w, float (&dS)[N][4],
             dvalue[v] = w.beta[t] * du[v];
             if (SCAN) dvalue[v] = fmaf(f.skips, dout, dvalue[v]);
             own_du[v] = is_own ? du[v] : 0.f;
-            if (t < c.own) shared_u[t * C + at + v] += du[v];
+            if (t < begin) shared_u[t * C + at + v] += du[v];
         }
         if constexpr (!SCAN) store<T, V>(&w.du[t][at], own_du);
-        T *to_value = to.dqkv + (int64_t)row * f.width + f.value_at + column;
+        T *to_value = dqkv + (int64_t)row * f.width + f.value_at + column;
         if (is_own && (size_t)to_value % (V * sizeof(T)) == 0 && column + V <= f.head_dim)
             store<T, V>(to_value, dvalue);
         else
@@ -1925,67 +1771,58 @@ __device__ void back_chunk(back_chunk_of<T, C, SCAN> &w, float (&dS)[N][4],
     if constexpr (!SCAN) {
         compare_back(w, compared, false, n);
         __syncthreads();
-        write_compared<C>(dread, compared);
+        write_dcompared<C>(dread, compared);
         __syncthreads();
     }
     if (takes_part) {
         const auto store_rows = [&](float(&sums)[DIM / 8 / SHARES][4], int which) {
             each_pair(sums, [&](int i, int column, float x, float y) {
-                const int t = own.first + i, key = keys.first + column;
+                const int t = first + i, key = keys + column;
                 float *shared = shared_k + t * DIM + key;
                 float *at =
                     m.at + m.dvectors + key +
-                    ((((int64_t)row_at(c, t) * f.n_heads + f.head) * slices + f.first / C) * 2 +
+                    ((((int64_t)rows.at(t) * f.n_heads + f.head) * slices + f.first / C) * 2 +
                      which) *
-                        f.key_dim;
-                if (which && t < c.own) {
+                        even(f.key_dim);
+                if (which && t < begin) {
                     shared[0] += x;
                     shared[1] += y;
-                } else if (t >= c.own && t < n && key < f.key_dim) {
+                } else if (t >= begin && t < n && key < f.key_dim) {
                     const bool adds = which && takes;
-                    if (adds) x += shared[0];
-                    if (adds) y += shared[1];
-                    if (f.key_dim % 2 == 0)
-                        store_pair(at, x, y);
-                    else
-                        at[0] = x;
-                    if (f.key_dim % 2 > 0 && key + 1 < f.key_dim) at[1] = y;
+                    store_pair(at, adds ? x + shared[0] : x, adds ? y + shared[1] : y);
                 }
             });
         };
-        const auto S_of = turned(w.S[keys.first], C + PITCH);
-        const auto k_of = plain(w.k[0] + keys.first, DIM + PITCH);
+        const auto S_of = turned(w.S[keys], C + PITCH);
+        const auto k_of = plain(w.keys.k[0] + keys, DIM + PITCH);
         float sums[DIM / 8 / SHARES][4];
         clear(sums);
-        multiply(sums, plain(w.dout[own.first], C + PITCH), S_of, C / 16);
-        scale_rows(sums, [&](int t) { return w.decay[own.first + t]; });
-        row_products(w.row_parts[OF_QUERY], sums, w.q, own.first, keys);
-        multiply(sums, plain(dseen[own.first], CHUNK + PITCH), k_of, own.tile + 1);
+        multiply(sums, plain(w.dout[first], C + PITCH), S_of, C / 16);
+        scale_rows(sums, [&](int t) { return w.decay[first + t]; });
+        row_products(w.row_parts[OF_QUERY], sums, w.keys.q, keys);
+        multiply(sums, plain(dseen[first], CHUNK + PITCH), k_of, tile + 1);
         store_rows(sums, 0);
         clear(sums);
         if constexpr (!SCAN) {
-            multiply(sums, plain(w.du[own.first], C + PITCH), S_of, C / 16);
-            scale_rows(sums,
-                       [&](int t) { return -w.beta[own.first + t] * w.decay[own.first + t]; });
-            row_products(w.row_parts[OF_KEY], sums, w.k, own.first, keys);
+            multiply(sums, plain(w.du[first], C + PITCH), S_of, C / 16);
+            scale_rows(sums, [&](int t) { return -w.beta[first + t] * w.decay[first + t]; });
+            row_products(w.row_parts[OF_KEY], sums, w.keys.k, keys);
         }
         if (closes) {
             float behind[DIM / 8 / SHARES][4];
             clear(behind);
-            multiply(behind, plain(w.u[own.first], C + PITCH), turned(w.dS[keys.first], C + PITCH),
-                     C / 16);
-            scale_rows(behind, [&](int j) { return w.since[own.first + j]; });
-            row_products(w.row_parts[OF_BORDER], behind, w.k, own.first, keys);
-#pragma unroll
-            for (int i = 0; i < DIM / 2 / SHARES; i++) sums[i / 4][i % 4] += behind[i / 4][i % 4];
+            multiply(behind, plain(w.u[first], C + PITCH), turned(w.dS[keys], C + PITCH), C / 16);
+            scale_rows(behind, [&](int j) { return w.since[first + j]; });
+            row_products(w.row_parts[OF_BORDER], behind, w.keys.k, keys);
+            unrolled<DIM / 2 / SHARES>([&](int i) { sums[i / 4][i % 4] += behind[i / 4][i % 4]; });
         }
         if constexpr (!SCAN) {
-            multiply(sums, plain(dread[own.first], READ_PITCH), k_of, own.tile + 1);
-            multiply(sums, turned(dread[own.first] + own.first, READ_PITCH),
-                     plain(w.k[own.first] + keys.first, DIM + PITCH), tiles - own.tile);
+            multiply(sums, plain(dread[first], READ_PITCH), k_of, tile + 1);
+            multiply(sums, turned(dread[first] + first, READ_PITCH),
+                     plain(w.keys.k[first] + keys, DIM + PITCH), tiles - tile);
         }
-        multiply(sums, turned(dseen[own.first] + own.first, CHUNK + PITCH),
-                 plain(w.q[own.first] + keys.first, DIM + PITCH), tiles - own.tile);
+        multiply(sums, turned(dseen[first] + first, CHUNK + PITCH),
+                 plain(w.keys.q[first] + keys, DIM + PITCH), tiles - tile);
         store_rows(sums, 1);
     }
     __syncthreads();
@@ -1995,8 +1832,7 @@ __device__ void back_chunk(back_chunk_of<T, C, SCAN> &w, float (&dS)[N][4],
         const auto scale = [&](T *x, float factor) {
             float scaled[V];
             load<T, V>(scaled, x);
-#pragma unroll
-            for (int v = 0; v < V; v++) scaled[v] *= factor;
+            unrolled<V>([&](int v) { scaled[v] *= factor; });
             store<T, V>(x, scaled);
         };
         scale(&w.dout[t][at], w.decay[t]);
@@ -2011,10 +1847,10 @@ __device__ void back_chunk(back_chunk_of<T, C, SCAN> &w, float (&dS)[N][4],
         });
     }
     dlast = block_sum(dlast, w.sums);
-    multiply(dS, turned(w.q[0] + own_key(), DIM + PITCH),
+    multiply(dS, turned(w.keys.q[0] + own_key(), DIM + PITCH),
              plain(w.dout[0] + own_column(), C + PITCH), tiles);
     if constexpr (!SCAN)
-        multiply(dS, turned(w.k[0] + own_key(), DIM + PITCH),
+        multiply(dS, turned(w.keys.k[0] + own_key(), DIM + PITCH),
                  plain(w.du[0] + own_column(), C + PITCH), tiles);
     for (int t = thread(); t < CHUNK; t += threads<C>) {
         float sum = 0.f, border = 0.f; // of G, and of G behind the chunk
@@ -2025,7 +1861,7 @@ __device__ void back_chunk(back_chunk_of<T, C, SCAN> &w, float (&dS)[N][4],
         for (int i = 0; i < (SCAN ? OF_READ : 2); i++)
             for (int tile = t / 16; tile < tiles && t < n; tile++)
                 sum -= w.column_parts[i][tile][t];
-        w.log_decay[t] = sum;
+        w.dG[t] = sum;
         w.since[t] = border;
     }
     __syncthreads();
@@ -2035,39 +1871,35 @@ __device__ void back_chunk(back_chunk_of<T, C, SCAN> &w, float (&dS)[N][4],
     double later = lanes_until((double)w.since[lane] + w.since[lane + 32]);
     later = dlast + __shfl_sync(~0u, later, 31);
     for (int t = CHUNK - 1 - lane; t >= 0; t -= 32) {
-        const double dG = later + lanes_until((double)w.log_decay[t] - w.since[t]);
+        const double dG = later + lanes_until((double)w.dG[t] - w.since[t]);
         later = __shfl_sync(~0u, dG, 31);
         const float shared = takes && t < n ? shared_log_decay[t] : 0.f;
-        if (t < c.own)
+        if (t < begin)
             shared_log_decay[t] += (float)dG;
         else if (t < n)
-            dgates_at(row_at(c, t))[1] = (float)dG + shared;
+            dgates_at(rows.at(t))[1] = (float)dG + shared;
     }
 }
 
-// The sequences of a unit go forward, the first of them before those behind it; and back, the first
-// of them last.
+// The sequences of a unit go back, the first of them last.
 template <typename T, int C, bool SCAN>
 __global__ void __launch_bounds__(threads<C>)
-    delta_back_kernel(back_arrays<T> to, back_memory m, rule_inputs<T, SCAN> in, delta_rows b,
+    delta_back_kernel(back_arrays<T, SCAN> a, back_memory m, rule_inputs<T, SCAN> in, delta_rows b,
                       delta_shape s, int slices)
 {
     grid_begin();
     constexpr int N = C / parts<C> / 8;
-    constexpr int64_t MATRIX = DIM * C;
     extern __shared__ __align__(16) char shared_bytes[];
-    back_chunk_of<T, C, SCAN> &w = *(back_chunk_of<T, C, SCAN> *)shared_bytes;
+    back_tiles<T, C, SCAN> &w = *(back_tiles<T, C, SCAN> *)shared_bytes;
     float *memory = m.at + (int64_t)blockIdx.x * m.block, *shared_S = memory + m.shared_S;
-    T *kept = (T *)(memory + m.S);
-    T *u = (T *)(memory + m.u);
     for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads * slices; unit += gridDim.x) {
         const unit_of own = unit_at(unit, s, slices);
         if (!delta_begins(b, own.seq)) continue;
         const source<T, SCAN> f = source_of(in, s, own.head, own.slice * C);
         const int n_seqs = delta_unit_end(b, own.seq) - own.seq;
-        const int behind = b.query_start[own.seq + 1], rows = behind - b.query_start[own.seq];
-        const int open = rows % CHUNK, whole = rows - open;
-        float S[N][4], dS[N][4], shared[N][4];
+        const int behind = b.query_start[own.seq + 1];
+        const int whole = (behind - b.query_start[own.seq]) / CHUNK * CHUNK;
+        float dS[N][4], shared[N][4];
         if (n_seqs > 1) {
             __syncthreads(); // the unit before has read what was shared
             for (int64_t i = m.shared_u + thread(); i < m.shared_S; i += threads<C>)
@@ -2075,44 +1907,21 @@ __global__ void __launch_bounds__(threads<C>)
             clear(shared);
             keep(shared_S, shared);
         }
-        for (int step = 0; step <= n_seqs; step++) {
-            const bool first = step % n_seqs == 0;
-            const int seq = own.seq + step % n_seqs, before = first ? 0 : rows;
-            if (step < n_seqs) {
-                int chunk = before / CHUNK;
-                __syncthreads();
-                if (first)
-                    clear(S);
-                else
-                    recall(S, memory + m.begin);
-                keep(kept + chunk * MATRIX, S);
-                write_operand(w.S, S);
-                if (!first) {
-                    recall_rows(w, u + (int64_t)whole * C, open);
-                    read_rows(w, to.qkv, f, behind - open, 0, open);
-                }
-                run(w, S, (T *)NULL, to.qkv, f, b.query_start[seq], b.query_start[seq + 1],
-                    before % CHUNK, [&](int t, int until) {
-                        keep_rows(u + (int64_t)chunk * CHUNK * C, w, t, until);
-                        if (until == CHUNK) keep(kept + ++chunk * MATRIX, S);
-                    });
-                if (n_seqs > 1 && first) {
-                    keep(memory + m.begin, S);
-                    continue;
-                }
-            }
-            const int row = b.query_start[seq];
+        for (int step = 1; step <= n_seqs; step++) {
+            const bool first = step == n_seqs, takes = first && n_seqs > 1;
+            const stretch at = stretch_of(b, own.seq + step % n_seqs);
+            const int last = (at.position + at.rows - 1) / CHUNK - at.position / CHUNK;
             clear(dS);
-            for (int end = before + b.query_start[seq + 1] - row; end > before;) {
-                const int border = (end - 1) / CHUNK * CHUNK, from = max(border, before);
-                const chunk_rows c = {from - border, end - border, row + from - before, behind};
-                if (first && n_seqs > 1 && end == whole) {
+            for (int k = last; k >= 0; k--) {
+                const piece p = piece_of(at, k);
+                const piece_rows rows = {0, behind, p};
+                if (takes && p.border + p.end == whole) {
                     recall(shared, shared_S);
                     for (int i = 0; i < 4 * N; i++) dS[i / 4][i % 4] += shared[i / 4][i % 4];
                 }
-                back_chunk(w, dS, to, m, memory, f, slices, c, kept + border / CHUNK * MATRIX,
-                           u + (int64_t)border * C, first && n_seqs > 1 && border == whole);
-                end = from;
+                __syncthreads();
+                fetch_back(w, a, f, b, s, own.seq, at.seq, rows);
+                back_chunk(w, dS, a.dqkv, m, memory, f, slices, rows, takes && p.border == whole);
             }
             if (first) break;
             recall(shared, shared_S);
@@ -2154,20 +1963,20 @@ __global__ void length_back_kernel(T *dqkv, const T *qkv, const float *dvectors,
 {
     grid_begin();
     int each = s.n_heads / s.n_key_heads * slices, lane = threadIdx.x;
-    const row_columns columns = columns_of<SCAN>(s);
+    const head_columns columns = columns_of<SCAN>(s);
     int64_t at = (int64_t)blockIdx.x * columns.width + (blockIdx.z ? columns.k : columns.q) +
                  blockIdx.y * s.key_dim;
     const float *from =
         dvectors +
         (((int64_t)blockIdx.x * s.n_heads * slices + blockIdx.y * each) * 2 + blockIdx.z) *
-            s.key_dim;
+            even(s.key_dim);
     float d[DELTA_MAX_DIM / 32], x[DELTA_MAX_DIM / 32], squares = 0, along = 0;
     for (int i = 0; i < DELTA_MAX_DIM / 32; i++) {
         int e = lane + 32 * i;
         d[i] = x[i] = 0;
         if (e >= s.key_dim) continue;
         x[i] = to_f32(qkv[at + e]);
-        for (int h = 0; h < each; h++) d[i] += from[(int64_t)h * 2 * s.key_dim + e];
+        for (int h = 0; h < each; h++) d[i] += from[(int64_t)h * 2 * even(s.key_dim) + e];
         squares += x[i] * x[i];
         along += x[i] * d[i];
     }
@@ -2203,22 +2012,21 @@ void cuda_delta_rule_back(struct device *dev, const struct delta_grads *grads, c
     const int n = rows.n_tokens;
     if (n <= 0 || !delta_takes(dev, a->batch.view)) return;
     with_rule(s, [&](auto kind) {
-        using K = decltype(kind);
-        using T = typename K::T;
-        constexpr int C = K::C;
-        constexpr bool SCAN = K::SCAN;
+        using T = typename decltype(kind)::T;
+        constexpr int C = decltype(kind)::C;
+        constexpr bool SCAN = decltype(kind)::SCAN;
         const int blocks = blocks_of(dev, s, rows.n_seqs, C, 1), slices = slices_of(s, C);
-        struct back_memory m = lay_out_back<K>(s, blocks, n, a->batch.view->max_context);
-        m.at = (float *)cuda_workspace(dev, m.end * sizeof(float));
-        if (!m.at) return;
-        rule_inputs<T, SCAN> in = inputs_of<T, SCAN>(a, s);
-        if (!SCAN) {
-            in.vectors = (const T *)(m.at + m.vectors);
-            make_vectors(dev, (T *)(m.at + m.vectors), a->qkv, n, s);
-        }
-        const back_arrays<T> arrays = {(T *)grads->qkv, (const T *)dout, (const T *)a->qkv};
+        const struct chain_layout l = lay_out_chain<T, SCAN>(dev, s, n, rows.n_seqs, true);
+        struct back_memory m = lay_out_back(s, C, blocks, n);
+        char *memory = (char *)cuda_workspace(dev, l.end + m.end * sizeof(float));
+        if (!memory) return;
+        m.at = (float *)(memory + l.end);
+        const rule_inputs<T, SCAN> in = inputs_of<T, SCAN>(a, s);
+        const back_arrays<T, SCAN> arrays = {
+            (T *)grads->qkv, (const T *)dout,
+            run_chunks(dev, "delta_rule_back", (T *)NULL, memory, l, in, rows, s)};
         cuda_launch(dev, "delta_rule_back", delta_back_kernel<T, C, SCAN>, blocks, threads<C>,
-                    sizeof(back_chunk_of<T, C, SCAN>), arrays, m, in, rows, *s, slices);
+                    sizeof(back_tiles<T, C, SCAN>), arrays, m, in, rows, *s, slices);
         cuda_launch(dev, "delta_rule_back", length_back_kernel<T, SCAN>, dim3(n, s->n_key_heads, 2),
                     32, 0, grads->qkv, a->qkv, (m.at + m.dvectors), *s, slices);
         cuda_launch(dev, "delta_rule_back", gates_back_kernel<T, SCAN>,

@@ -315,11 +315,10 @@ __global__ void combine_back_kernel(T *dx, float *dweight, const T *dy, const T 
         float g[V], v[V];
         load<T, V>(g, dy + row + c);
         load<T, V>(v, x + at + c);
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        unrolled<V>([&](int i) {
             sum += g[i] * v[i];
             g[i] *= scale;
-        }
+        });
         store<T, V>(dx + at + c, g);
     }
     sum = block_sum(sum, shared);

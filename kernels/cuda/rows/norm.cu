@@ -29,11 +29,10 @@ template <typename T, int V, int E, int GROUP> struct held {
     INLINE void keep_packed()
     {
         if constexpr (sizeof at[0] == 16)
-#pragma unroll
-            for (int k = 0; k < PACKS; k++) {
+            unrolled<PACKS>([&](int k) {
                 uint4 &u = reinterpret_cast<uint4 &>(at[k]);
                 asm volatile("" : "+r"(u.x), "+r"(u.y), "+r"(u.z), "+r"(u.w));
-            }
+            });
     }
     INLINE float operator()(int k, int i) const
     {
@@ -134,12 +133,11 @@ __global__ void __launch_bounds__(block_of<GROUP>)
     each_pack<H>(s.width, [&](int k) {
         float bias[V] = {};
         if (b) load<T, V>(bias, b + H::column(k));
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        unrolled<V>([&](int i) {
             const float a = (row(k, i) - centre) * factor * (one + scale(k, i)) + bias[i];
             row.at[k].at[i] = from_f32<T>(a);
             largest = max(largest, magnitude_bits(row(k, i)));
-        }
+        });
         if (is_row) *reinterpret_cast<pack<T, V> *>(y + H::column(k)) = row.at[k];
     });
     if constexpr (V == 8)
@@ -199,14 +197,13 @@ __global__ void __launch_bounds__(block_of<GROUP>, 512 / block_of<GROUP>)
         grad.take(dy + offset, s.width);
         float factor = rstd[r], centre = LAYER ? mean[r] : 0.f, dot = 0, sum = 0;
         each_pack<H>(s.width, [&](int k) {
-#pragma unroll
-            for (int i = 0; i < V; i++) {
+            unrolled<V>([&](int i) {
                 float n = (in(k, i) - centre) * factor, gw = grad(k, i) * (one + scale(k, i));
                 dot += gw * n;
                 if (LAYER) sum += gw;
                 dw[k][i] += is_row ? grad(k, i) * n : 0.f;
                 if (LAYER) db[k][i] += is_row ? grad(k, i) : 0.f;
-            }
+            });
         });
         dot = group_sum<GROUP>(dot, shared) / s.width;
         if (LAYER) sum = group_sum<GROUP>(sum, shared) / s.width;

@@ -21,11 +21,10 @@ __global__ void gather_kernel(T *y, const T *table, const int32_t *index, int n,
     int c = (blockIdx.y * THREADS + threadIdx.x) * V, at = blockIdx.x * N;
     if (c >= width) return;
     float x[N][V] = {};
-#pragma unroll
-    for (int i = 0; i < N; i++) {
+    unrolled<N>([&](int i) {
         int row = at + i < n ? index[at + i] - first : -1;
         if (row >= 0 && row < rows) load<T, V>(x[i], table + (int64_t)row * width + c);
-    }
+    });
 #pragma unroll
     for (int i = 0; i < N; i++) {
         if (at + i >= n) return;
@@ -353,13 +352,12 @@ template <typename T, int V> INLINE void scale_pack(pack<T, V> &x, const int8_t 
 {
     const auto scale = *(const pack<int8_t, V> *)scales;
     if constexpr (sizeof(T) == 2 && V % 4 == 0) { // as two numbers of bf16 at a time
-#pragma unroll
-        for (int i = 0; i < V / 4; i++) {
+        unrolled<V / 4>([&](int i) {
             const uint32_t four = (((const uint32_t *)&scale)[i] ^ 0x80808080u) - 0x01010101u;
             uint32_t *pairs = (uint32_t *)&x + 2 * i;
             multiply_pair(pairs[0], __byte_perm(four, 0, 0x4140) << 7);
             multiply_pair(pairs[1], __byte_perm(four, 0, 0x4342) << 7);
-        }
+        });
     } else {
 #pragma unroll
         for (int i = 0; i < V; i++)
@@ -433,12 +431,11 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
     const float down = power_of_two(-scale);
     each([&](int c, const packed &x) {
         pack<uint8_t, V> code;
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        unrolled<V>([&](int i) {
             const float y = to_f32(x.at[i]) * down;
             code.at[V > 1 ? e4m3_place(i, V) : 0] =
                 BACK ? gradient_code(y, back.dt) : e4m3_from_f32(y);
-        }
+        });
         *(pack<uint8_t, V> *)(codes + at + (V > 1 ? c : e4m3_place(c, cols))) = code;
     });
 }
@@ -918,17 +915,19 @@ INLINE float derivative(float x, act_kind kind)
     return 0.5f * (1.f + erff(x * 0.70710678f)) + x * 0.3989422804f * expf(-0.5f * x * x);
 }
 
-// Blocks of as many threads as a row has groups of V columns, and of several rows where these are
-// few and rows many.
-static dim3 act_block(const struct act_shape *s, int v)
+// Calls f(element, number<V>, blocks, threads) with blocks of as many threads as a row has groups
+// of V columns, and of several rows where these are few and rows many.
+template <typename F>
+static void with_act(const struct act_shape *s, std::initializer_list<const void *> arrays, F f)
 {
-    int across = std::min(THREADS, ceil_div(ceil_div(s->width, v), 32) * 32);
-    return dim3(across, s->rows >= 4096 ? 4 * THREADS / across : 1);
-}
-
-static dim3 act_grid(const struct act_shape *s, int v, dim3 block)
-{
-    return dim3(ceil_div(s->rows, block.y), ceil_div(s->width, block.x * v));
+    const bool fits = aligned(16, arrays, {(int64_t)(s->width * dtype_size(s->dt))});
+    if (s->rows <= 0 || s->width <= 0) return;
+    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
+        const int units = ceil_div(s->width, decltype(v)::value);
+        const int across = std::min(THREADS, ceil_div(units, 32) * 32);
+        const int rows = s->rows >= 4096 ? 4 * THREADS / across : 1;
+        f(t, v, dim3(ceil_div(s->rows, rows), ceil_div(units, across)), dim3(across, rows));
+    });
 }
 
 // Where a thread's V columns are; false where there are none.
@@ -1000,27 +999,18 @@ __global__ void act_back_kernel(T *dx, T *y, const T *dy, const T *x, act_shape 
 
 void cuda_act(struct device *dev, void *y, const void *x, const struct act_shape *s)
 {
-    if (s->rows <= 0 || s->width <= 0) return;
-    bool fits = aligned(16, {y, x}, {(int64_t)(s->width * dtype_size(s->dt))});
-    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
-        using T = decltype(t);
-        constexpr int V = decltype(v)::value;
-        dim3 block = act_block(s, V);
-        cuda_launch(dev, "act", act_kernel<T, V>, act_grid(s, V, block), block, 0, y, x, *s);
+    with_act(s, {y, x}, [&](auto t, auto v, dim3 grid, dim3 block) {
+        cuda_launch(dev, "act", act_kernel<decltype(t), decltype(v)::value>, grid, block, 0, y, x,
+                    *s);
     });
 }
 
 void cuda_act_back(struct device *dev, void *dx, void *y, const void *dy, const void *x,
                    const struct act_shape *s)
 {
-    if (s->rows <= 0 || s->width <= 0) return;
-    bool fits = aligned(16, {dx, y, dy, x}, {(int64_t)(s->width * dtype_size(s->dt))});
-    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
-        using T = decltype(t);
-        constexpr int V = decltype(v)::value;
-        dim3 block = act_block(s, V);
-        cuda_launch(dev, "act_back", act_back_kernel<T, V>, act_grid(s, V, block), block, 0, dx, y,
-                    dy, x, *s);
+    with_act(s, {dx, y, dy, x}, [&](auto t, auto v, dim3 grid, dim3 block) {
+        cuda_launch(dev, "act_back", act_back_kernel<decltype(t), decltype(v)::value>, grid, block,
+                    0, dx, y, dy, x, *s);
     });
 }
 
@@ -1057,14 +1047,13 @@ __global__ void gate_back_kernel(T *dx, T *dg, const T *dy, gate_args a)
     load<T, V>(x, (const T *)a.x + at_x);
     load<T, V>(g, (const T *)a.g + at_g);
     load<T, V>(d, dy + (int64_t)blockIdx.x * a.width + c);
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    unrolled<V>([&](int i) {
         const float s = sigmoid(g[i]);
         float slope = a.kind == GATE_SILU ? s * (1.f + g[i] * (1.f - s)) : s * (1.f - s);
         if (a.kind == GATE_LINEAR) slope = 1.f;
         x[i] = d[i] * x[i] * slope;
         d[i] *= open_to(a.kind, g[i]);
-    }
+    });
     store<T, V>(dg + at_g, x);
     store<T, V>(dx + at_x, d);
 }
