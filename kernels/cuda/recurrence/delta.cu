@@ -479,7 +479,8 @@ __device__ __forceinline__ void read_rows(row_memory<T, SCAN> &w, const source<T
     }
     __syncthreads();
     if (thread() >= 32) return;
-    w.G[t] = __fadd_rn(t > 0 ? w.G[t - 1] : 0.f, w.log_decay[t]);
+    float G = t > 0 ? w.G[t - 1] : 0.f;
+    for (int i = t; i < end; i++) w.G[i] = G = __fadd_rn(G, w.log_decay[i]);
 }
 
 // `seen` (is_q) or `read` of a tile's rows from `first` on, of which a warp has a part of the
@@ -535,8 +536,8 @@ __device__ __forceinline__ void close_chunk(row_memory<T, SCAN> &w, float (&S)[N
     write_operand(w.S, S, own_key());
 }
 
-// Rows t to `end` of a chunk, the first of which is `row`, to out. All threads are done with the
-// chunk behind it.
+// Rows t to `end` of a chunk, of one tile, the first of which is `row`, to out. All threads are
+// done with the chunk behind it.
 template <typename T, bool SCAN, int N>
 __device__ __forceinline__ void add_rows(row_memory<T, SCAN> &w, float (&S)[N][4], T *out,
                                          const source<T, SCAN> &f, int row, int t, int end)
@@ -569,7 +570,8 @@ __device__ __forceinline__ void add_rows(row_memory<T, SCAN> &w, float (&S)[N][4
         compare_rows(w, tile_row, part, is_q, steps);
     }
     __syncthreads();
-    if constexpr (!SCAN) solve_row(w, t);
+    if constexpr (!SCAN)
+        for (int i = t; i < end; i++) solve_row(w, i);
     if (is_q) {
         multiply(sums, plain(w.seen[0], CHUNK + PITCH), plain(w.u[0] + first, C + PITCH),
                  tile_row / 16 + 1);
@@ -631,7 +633,8 @@ __device__ __forceinline__ void run_unit(row_memory<T, SCAN> &w, T *out, const s
     const int position = b.positions[first];
     float S[C / 8][4];
     int n = position % CHUNK;
-    const bool moves = end > seq + 1 || b.state_slot[seq] != from || n + 1 == CHUNK;
+    bool moves = n + end - seq >= CHUNK;
+    for (int next = seq; next < end && !moves; next++) moves = b.state_slot[next] != from;
     if (position > 0) {
         read_slot(w, S, slot_of(b, from, s, f.head), f, n, moves);
         __syncthreads(); // it has zeros where read_rows() has the new rows' keys
@@ -641,13 +644,16 @@ __device__ __forceinline__ void run_unit(row_memory<T, SCAN> &w, T *out, const s
     }
     bool closed = position == 0;
     int known = n; // rows of u that the slot it came from has
-    for (int next = seq; next < end; next++) {
-        add_rows(w, S, out, f, b.query_start[next], n, n + 1);
-        n = (n + 1) % CHUNK;
+    for (int next = seq, last; next < end; next = last + 1) {
+        last =
+            next; // of a row and drafts behind it, of one tile, which leave no state between them
+        while (!delta_leaves(b, last, end) && (n + last - next + 1) % 16 > 0) last++;
+        add_rows(w, S, out, f, b.query_start[next], n, n + last - next + 1);
+        n = (n + last - next + 1) % CHUNK;
         if (n == 0) closed = true, known = 0;
-        if (delta_leaves(b, next, end)) {
-            const bool same = b.state_slot[next] == from && !closed;
-            const slot_parts slot = slot_of(b, b.state_slot[next], s, f.head);
+        if (delta_leaves(b, last, end)) {
+            const bool same = b.state_slot[last] == from && !closed;
+            const slot_parts slot = slot_of(b, b.state_slot[last], s, f.head);
             if (!same) write_state(S, slot, f, own_key());
             write_rows(slot, w.u, f, same ? known : 0, n);
         }
