@@ -22,6 +22,7 @@
 #define OPTION     "--rendezvous"
 #define CONNECT_MS 3000 // of one address; where nothing answers, the next one is tried
 #define FILE_MAX   (64 << 10)
+#define GIVE_UP_MS 100 // in which rank 0 has written its address
 
 enum status address_init(struct address *p, const char *url, const char *token, bool one_host,
                          const char *run_id)
@@ -151,9 +152,14 @@ void address_leave(const struct address *p)
 
 void address_give_up(const struct address *p, const char *sentence)
 {
-    if (!p->file || !p->run_id[0] || address_check(p) != ST_OK) return;
-    json_t *file = json_pack("{s:s, s:s}", "run_id", p->run_id, "failed", sentence);
-    if (file) json_write_file(p->text, 0600, file); // else others wait until their deadline
+    if (!p->file || !p->run_id[0]) return;
+    json_t *file = json_pack("{s:s, s:o, s:I}", "run_id", p->run_id, "failed",
+                             json_clean_string(sentence), "at", (json_int_t)clock_wall_s());
+    // Once more where rank 0, which had looked before, has written its address over it.
+    for (int i = 0; i < 3 && file && address_check(p) == ST_OK; i++) {
+        json_write_file(p->text, 0600, file); // else others wait until their deadline
+        clock_sleep_ms(GIVE_UP_MS);
+    }
     json_decref(file);
 }
 
@@ -164,7 +170,8 @@ enum status address_check(const struct address *p)
     if (!p->file || !p->run_id[0] || read_file(p->text, &file) != ST_OK) return ST_OK;
     const char *run_id = json_string_value(json_object_get(file, "run_id")),
                *failed = json_string_value(json_object_get(file, "failed"));
-    if (run_id && failed && strcmp(run_id, p->run_id) == 0)
+    const bool is_earlier = json_integer_value(json_object_get(file, "at")) < p->since_s;
+    if (run_id && failed && strcmp(run_id, p->run_id) == 0 && !is_earlier)
         st = status_fail(ST_PEER_GONE, "%s", failed);
     json_decref(file);
     return st;

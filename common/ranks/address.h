@@ -13,6 +13,7 @@ struct address {
     bool one_host;    // all ranks are on one: a file's address is then loopback's
     const char *text; // HOST:PORT or PATH; borrowed
     const char *run_id;
+    int64_t since_s;              // what failed before is an earlier try's of the same id (ranks.h)
     char token[CONN_TOKEN_BYTES]; // file: filled by both calls
 };
 

@@ -3,6 +3,7 @@
  * jobs, where its numbers are those of the launchers. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/ranks.h"
+#include "common/base/clock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -132,6 +133,7 @@ enum status ranks_find(int rank, int size, struct ranks *ret)
         r.local_size = r.size;
     }
     *ret = r;
+    ret->since_s = clock_wall_s();
 out:
     return st;
 }

@@ -528,7 +528,10 @@ static enum status join(struct address *address, int64_t deadline_ns, struct pee
 
 static enum status address_of(const struct rendezvous_options *o, struct address *ret)
 {
-    return address_init(ret, o->url, o->token, o->who.local_size == o->who.size, o->who.run_id);
+    const bool one_host = o->who.local_size == o->who.size;
+    const enum status st = address_init(ret, o->url, o->token, one_host, o->who.run_id);
+    if (st == ST_OK) ret->since_s = o->who.since_s;
+    return st;
 }
 
 enum status rendezvous(const struct rendezvous_options *o, struct bytes *bytes, struct peers **ret)

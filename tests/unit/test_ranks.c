@@ -51,6 +51,7 @@ TEST_WITH(test_found, no_environment, NULL, NULL)
         assert_int_equal(got.local_size, row_int(cases, i, "local_size"));
         assert_string_equal(got.run_id, row_text(cases, i, "run_id"));
         assert_string_equal(got.source, row_text(cases, i, "source"));
+        assert_in_range(clock_wall_s() - got.since_s, 0, 60);
     }
 }
 

@@ -57,10 +57,11 @@ static enum status meet(const struct rendezvous_options *o, void *context)
 }
 
 // One that fails before it has met; `context` as above.
+static const char *failure = "there is no such model";
 static enum status give_up(const struct rendezvous_options *o, void *context)
 {
     if (context) clock_sleep_ms(*(const int *)context);
-    const enum status st = status_fail(ST_NOT_FOUND, "there is no such model");
+    const enum status st = status_fail(ST_NOT_FOUND, "%s", failure);
     rendezvous_give_up(o, st);
     return st;
 }
@@ -241,6 +242,35 @@ TEST_WITH(test_another_runs_failure_ends_none, NULL, end_group, NULL)
         rank_group_end(&group);
         group = (struct rank_group){0};
     }
+}
+
+// A job that begins again, as requeued ones of Slurm and torchrun's do, has the id that it had:
+// what failed before it was there ends none of its ranks.
+TEST_WITH(test_an_earlier_trys_failure_ends_none, NULL, end_group, NULL)
+{
+    struct rendezvous_options o = options_of(2, 20);
+    use_file();
+    rank_group_add(&group, &o, 1, give_up, NULL);
+    rank_group_outcome(&group, 0, NULL);
+    o.who.since_s = clock_wall_s() + 1; // its ranks begin when that is over
+    rank_group_add(&group, &o, 1, meet, NULL);
+    rank_group_add(&group, &o, 0, meet, NULL);
+    for (int i = 1; i < 3; i++) assert_ok(rank_group_outcome(&group, i, NULL));
+}
+
+// Rank 0 may have looked before, and write its address over the sentence, whatever is in that.
+TEST_WITH(test_a_failure_is_not_written_over, NULL, end_group, NULL)
+{
+    static const char address[] = "{\"addresses\": [], \"token\": \"a\", \"run_id\": \"run-1\"}";
+    const struct rendezvous_options o = options_of(2, 20);
+    const char *path = use_file();
+    failure = "there is no such model: \xff";
+    rank_group_add(&group, &o, 1, give_up, NULL);
+    failure = "there is no such model";
+    while (!file_exists(path)) clock_sleep_ms(1);
+    assert_ok(file_write_atomic(path, 0600, address, sizeof address - 1));
+    assert_int_equal(rank_group_outcome(&group, 0, NULL), ST_NOT_FOUND);
+    assert_contains(test_read(path), "there is no such model: ?");
 }
 
 // ---- trust --------------------------------------------------------------------------------------
