@@ -362,7 +362,8 @@ out:
 // What stands in the file before its roles.
 static enum status read_head(const char *where, const json_t *json, struct bridge_file *file)
 {
-    int64_t version = 0, pid = 0, start = 0;
+    struct bridge_holder server;
+    int64_t version = 0;
     enum status st;
     if (!json_has(json, "format_version"))
         return status_fail(ST_FORMAT,
@@ -377,14 +378,11 @@ static enum status read_head(const char *where, const json_t *json, struct bridg
                            where, (long long)version, BRIDGE_FORMAT_VERSION);
     snprintf(file->path, sizeof file->path, "%s", where);
     CHECK(bridge_need_string(where, json, "boot_id", file->boot_id, sizeof file->boot_id));
-    CHECK(bridge_need_int(where, json, "pid", 1, INT_MAX, &pid));
-    CHECK(bridge_need_int(where, json, "pid_start_time", 1, INT64_MAX, &start));
-    file->pid = (pid_t)pid;
-    file->pid_start_time = (uint64_t)start;
-    CHECK(bridge_need_string(where, json, "device", file->device, sizeof file->device));
-    CHECK(check_device(where, file->device));
-    CHECK(bridge_need_string(where, json, "device_uuid", file->device_uuid,
-                             sizeof file->device_uuid));
+    CHECK(read_holder(where, json, &server));
+    file->pid = server.pid;
+    file->pid_start_time = server.pid_start_time;
+    memcpy(file->device, server.device, sizeof file->device);
+    memcpy(file->device_uuid, server.device_uuid, sizeof file->device_uuid);
     CHECK(bridge_need_string(where, json, "control_page", file->control_page,
                              sizeof file->control_page));
     CHECK(bridge_need_string(where, json, "socket", file->socket, sizeof file->socket));

@@ -60,8 +60,6 @@ out:
 static const struct latent_config deepseek_latent = {
     .rank = 512, .rope = 64, .value = 128, .q_rank = 1536};
 
-enum { LISTED = -1 }; // as the first layer that has experts: mlp_layer_types says which have
-
 // Whether layer l has none: as the list says, else where it is one of the first.
 static enum status is_dense(const char *where, const json_t *types, int l, int n_layers, int first,
                             bool *ret)
@@ -83,20 +81,22 @@ static enum status deepseek_experts(const char *where, const json_t *json, struc
 {
     // what transformers calls n_routed_experts too
     const char *alias = moe.scoring == MOE_SIGMOID ? "num_local_experts" : "num_experts";
-    const json_t *types = first == LISTED ? json_object_get(json, "mlp_layer_types") : NULL;
+    const json_t *types = first == EXPERTS_LISTED ? json_object_get(json, "mlp_layer_types") : NULL;
     bool dense;
     int every = 1;
     double scale = moe.scale;
     enum status st = ST_OK;
-    if (first == LISTED) first = 1;
-    CHECK(json_get_int32(where, json, "first_k_dense_replace", 0, 1 << 20, &first));
-    // which transformers does not read
-    CHECK(json_get_int32(where, json, "moe_layer_freq", 1, 1, &every));
+    if (first == EXPERTS_LISTED) first = 1;
+    if (first >= 0) {
+        CHECK(json_get_int32(where, json, "first_k_dense_replace", 0, 1 << 20, &first));
+        // which transformers does not read
+        CHECK(json_get_int32(where, json, "moe_layer_freq", 1, 1, &every));
+        CHECK(read_or_null(where, json, "n_shared_experts", &shared));
+    }
     CHECK(json_get_int32(where, json, "n_routed_experts", 1, 1024, &moe.n_experts));
     CHECK(json_get_int32(where, json, alias, 1, 1024, &moe.n_experts));
     CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, moe.n_experts, &moe.top_k));
     CHECK(json_get_int32(where, json, "moe_intermediate_size", 1, 1 << 20, &width));
-    CHECK(read_or_null(where, json, "n_shared_experts", &shared));
     CHECK(json_get_bool(where, json, "norm_topk_prob", &moe.norm_topk));
     CHECK(json_get_double(where, json, "routed_scaling_factor", 1e-6, 1e6, &scale));
     CHECK(read_or_null(where, json, "n_group", &moe.n_group));
@@ -203,7 +203,7 @@ enum status configure_glm4_moe_lite(const char *where, const json_t *json, struc
         .n_experts = 64, .top_k = 4, .n_group = 1, .topk_group = 1, .scale = 1.8f};
     enum status st = ST_OK;
     CHECK(latent_attention(where, json, c, 192, latent));
-    st = configure_biased_experts(where, json, c, LISTED, 1536, moe);
+    st = configure_biased_experts(where, json, c, EXPERTS_LISTED, 1536, moe);
 out:
     return st;
 }

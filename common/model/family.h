@@ -196,7 +196,10 @@ configure_family configure_nemotron_h;
 int nemotron_h_layers(const json_t *json);
 
 // Experts in the layers from `first` on, of that width, routed as DeepSeek-V3's: by a sigmoid, with
-// a bias for the pick. `moe` is what a silent config means.
+// a bias for the pick. `moe` is what a silent config means. EXPERTS_LISTED: in those that
+// mlp_layer_types says. EXPERTS_EVERYWHERE: in all, whatever the config says, nor is there a shared
+// one of its.
+enum { EXPERTS_LISTED = -1, EXPERTS_EVERYWHERE = -2 };
 enum status configure_biased_experts(const char *where, const json_t *json,
                                      struct model_config *config, int first, int width,
                                      struct moe_shape moe);

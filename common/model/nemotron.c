@@ -96,17 +96,11 @@ static enum status read_moe(const char *where, const json_t *json, struct model_
 {
     const struct moe_shape moe = {
         .n_experts = 8, .top_k = 2, .n_group = 1, .topk_group = 1, .scale = 1};
-    // keys of DeepSeek's that say nothing here: layers are listed, and the shared one has a width
-    static const char *const foreign[] = {"first_k_dense_replace", "moe_layer_freq",
-                                          "n_shared_experts"};
-    json_t *own = json_copy((json_t *)json);
     int shared = 7688, latent = 0;
     enum status st = ST_OK;
     if (c->mlp_bias)
         FAIL(ST_UNSUPPORTED, "%s: mlp_bias is not supported where layers have experts", where);
-    if (!own) FAIL(ST_NO_MEMORY, "%s: no memory for the config", where);
-    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) json_object_del(own, foreign[i]);
-    CHECK(configure_biased_experts(where, own, c, 0, 7688, moe));
+    CHECK(configure_biased_experts(where, json, c, EXPERTS_EVERYWHERE, 7688, moe));
     CHECK(json_get_int32(where, json, "moe_shared_expert_intermediate_size", 1, 1 << 20, &shared));
     CHECK(json_get_int32(where, json, "moe_latent_size", 1, 1 << 16, &latent));
     for (int l = 0; l < c->n_layers; l++) {
@@ -114,7 +108,6 @@ static enum status read_moe(const char *where, const json_t *json, struct model_
         c->layers[l].expert_latent = latent;
     }
 out:
-    json_decref(own);
     return st;
 }
 

@@ -38,7 +38,6 @@
     X(SIZE_Q_NORM, layer_qk_norm_width(c, l, layer_whole(c, l)->n_heads))                          \
     X(SIZE_K_NORM, layer_qk_norm_width(c, l, layer_whole(c, l)->n_kv_heads))                       \
     X(SIZE_HEADS, l->n_heads)                                                                      \
-    X(SIZE_HEAD, l->head_dim)                                                                      \
     X(SIZE_ATTN, layer_attn_width(l))                                                              \
     X(SIZE_Q_RANK, l->latent.q_rank)                                                               \
     X(SIZE_LATENT, layer_latent_width(l))                                                          \

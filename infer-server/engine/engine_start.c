@@ -267,15 +267,12 @@ static bool keeps_states(const struct executor *x, const struct engine_options *
     return writes_states(x) && (!options->prefix_cache_off || x->runners[RUNNER_FROZEN]);
 }
 
-// The fewest drafts by which a state is taken back; 0: none is.
+// Drafts by which states are taken back, the policy's by fewer than a draft model's; 0: none is.
 static int draft_ahead(const struct executor *x)
 {
-    int least = 0;
-    for (int i = RUNNER_POLICY; i <= RUNNER_DRAFT; i++) {
-        const int n = x->runners[i] ? config_draft_ahead(x->runners[i]->config) : 0;
-        if (n > 0 && (least == 0 || n < least)) least = n;
-    }
-    return least;
+    const struct runner *draft = x->runners[RUNNER_DRAFT];
+    const int n = config_draft_ahead(x->runners[RUNNER_POLICY]->config);
+    return n > 0 || !draft ? n : config_draft_ahead(draft->config);
 }
 
 // The pools take what memory is left: a block of each runner's for every block there is.
