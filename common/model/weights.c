@@ -159,14 +159,17 @@ static bool holds(const struct model_config *c, const struct layer_config *l, en
 // where it is theirs. `parts` are the rows of the tensors that most families store it in. A bias
 // has the rows of what it is of.
 struct role {
-    size_t pointer; // where the block's address stands, in struct layer_weights or struct weights
-    bool in_layer, is_norm, is_bias, of_experts, is_buffer, in_twin;
+    // Where the block's address stands, in struct weights or struct layer_weights; 0: in that one's
+    // list.
+    size_t pointer;
+    bool in_model, is_norm, is_bias, of_experts, is_buffer, in_twin;
     enum when when;
     enum size rows, cols, parts[MAX_ROW_RUNS];
 };
-#define IN_LAYER(field) .pointer = offsetof(struct layer_weights, field), .in_layer = true
-#define IN_MODEL(field) .pointer = offsetof(struct weights, field)
-#define BIAS_OF(field)  IN_LAYER(field##_bias), .is_bias = true
+#define IN_LAYER(field) .pointer = offsetof(struct layer_weights, field)
+#define IN_MODEL(field) .pointer = offsetof(struct weights, field), .in_model = true
+#define BIAS            .is_bias = true
+#define BIAS_OF(field)  IN_LAYER(field##_bias), BIAS
 #define NORM            .is_norm = true, .rows = SIZE_HIDDEN
 #define OF_EXPERTS      .of_experts = true
 #define IN_TWIN         .in_twin = true
@@ -188,30 +191,30 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_MTP_PROJ] = {IN_MODEL(mtp_proj), .when = IF_MTP, MATRIX(HIDDEN, TWO_HIDDEN)},
     [ROLE_ATTN_NORM] = {IN_LAYER(attn_norm), NORM, .when = IF_PRE_NORM},
     [ROLE_ATTN_NORM_BIAS] = {BIAS_OF(attn_norm), .when = IF_LAYER_NORM},
-    [ROLE_QKV] = {IN_LAYER(qkv), IN_TWIN, .when = IF_QKV, MATRIX(ATTN_IN, HIDDEN),
+    [ROLE_QKV] = {IN_TWIN, .when = IF_QKV, MATRIX(ATTN_IN, HIDDEN),
                   .parts = {SIZE_Q_IN, SIZE_K, SIZE_V}},
-    [ROLE_QKV_BIAS] = {BIAS_OF(qkv), .when = IF_QKV_BIAS},
+    [ROLE_QKV_BIAS] = {BIAS, .when = IF_QKV_BIAS},
     [ROLE_Q_NORM] = {IN_LAYER(q_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_Q_NORM},
     [ROLE_K_NORM] = {IN_LAYER(k_norm), .is_norm = true, .when = IF_K_NORM, .rows = SIZE_K_NORM},
     [ROLE_SINKS] = {IN_LAYER(sinks), .when = IF_SINKS, .rows = SIZE_HEADS},
-    [ROLE_Q_A] = {IN_LAYER(q_a), IN_TWIN, .when = IF_LATENT_Q_A, MATRIX(Q_RANK, HIDDEN)},
-    [ROLE_Q_A_BIAS] = {BIAS_OF(q_a), .when = IF_Q_A_BIAS},
+    [ROLE_Q_A] = {IN_TWIN, .when = IF_LATENT_Q_A, MATRIX(Q_RANK, HIDDEN)},
+    [ROLE_Q_A_BIAS] = {BIAS, .when = IF_Q_A_BIAS},
     [ROLE_Q_A_NORM] = {IN_LAYER(q_a_norm), .is_norm = true, .when = IF_LATENT_Q_A,
                        .rows = SIZE_Q_RANK},
-    [ROLE_Q_B] = {IN_LAYER(q_b), IN_TWIN, .when = IF_LATENT_Q_A, MATRIX(Q, Q_RANK)},
-    [ROLE_Q] = {IN_LAYER(q), IN_TWIN, .when = IF_LATENT_Q, MATRIX(Q, HIDDEN)},
-    [ROLE_KV_A] = {IN_LAYER(kv_a), IN_TWIN, .when = IF_LATENT, MATRIX(LATENT, HIDDEN)},
-    [ROLE_KV_A_BIAS] = {BIAS_OF(kv_a), .when = IF_KV_A_BIAS},
+    [ROLE_Q_B] = {IN_TWIN, .when = IF_LATENT_Q_A, MATRIX(Q, Q_RANK)},
+    [ROLE_Q] = {IN_TWIN, .when = IF_LATENT_Q, MATRIX(Q, HIDDEN)},
+    [ROLE_KV_A] = {IN_TWIN, .when = IF_LATENT, MATRIX(LATENT, HIDDEN)},
+    [ROLE_KV_A_BIAS] = {BIAS, .when = IF_KV_A_BIAS},
     [ROLE_KV_A_NORM] = {IN_LAYER(kv_a_norm), .is_norm = true, .when = IF_LATENT,
                         .rows = SIZE_LATENT_RANK},
-    [ROLE_KV_B] = {IN_LAYER(kv_b), IN_TWIN, .when = IF_LATENT, MATRIX(LATENT_HEADS, LATENT_RANK)},
-    [ROLE_O] = {IN_LAYER(o), IN_TWIN, .when = IF_ATTENTION, MATRIX(HIDDEN, ATTN)},
-    [ROLE_O_BIAS] = {BIAS_OF(o), .when = IF_O_BIAS},
-    [ROLE_DELTA_IN] = {IN_LAYER(delta_in), IN_TWIN, .when = IF_DELTA, MATRIX(DELTA_IN, HIDDEN),
+    [ROLE_KV_B] = {IN_TWIN, .when = IF_LATENT, MATRIX(LATENT_HEADS, LATENT_RANK)},
+    [ROLE_O] = {IN_TWIN, .when = IF_ATTENTION, MATRIX(HIDDEN, ATTN)},
+    [ROLE_O_BIAS] = {BIAS, .when = IF_O_BIAS},
+    [ROLE_DELTA_IN] = {IN_TWIN, .when = IF_DELTA, MATRIX(DELTA_IN, HIDDEN),
                        .parts = {SIZE_DELTA_IN_FIRST, SIZE_DELTA_FIRST, SIZE_DELTA_THIRD,
                                  SIZE_DELTA_THIRD, SIZE_DELTA_HEADS}},
-    [ROLE_DELTA_IN_BIAS] = {BIAS_OF(delta_in), .when = IF_DELTA_BIAS},
-    [ROLE_DELTA_GATES] = {IN_LAYER(delta_gates), .when = IF_DELTA_GATES,
+    [ROLE_DELTA_IN_BIAS] = {BIAS, .when = IF_DELTA_BIAS},
+    [ROLE_DELTA_GATES] = {.when = IF_DELTA_GATES,
                           MATRIX(DELTA_GATES, HIDDEN),
                           .parts = {SIZE_DELTA_FIRST_GATES, SIZE_DELTA_HEADS}},
     [ROLE_DELTA_CONV] = {IN_LAYER(delta_conv), .when = IF_DELTA, MATRIX(DELTA_CONV, DELTA_TAPS),
@@ -223,14 +226,13 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_DELTA_SKIP] = {IN_LAYER(delta_skip), .when = IF_DELTA_SCAN, .rows = SIZE_DELTA_HEADS},
     [ROLE_DELTA_NORM] = {IN_LAYER(delta_norm), .is_norm = true, .when = IF_DELTA_STATE,
                          .rows = SIZE_DELTA_NORM},
-    [ROLE_DELTA_OUT] = {IN_LAYER(delta_out), IN_TWIN, .when = IF_DELTA,
-                        MATRIX(HIDDEN, DELTA_VALUE)},
-    [ROLE_DELTA_OUT_BIAS] = {BIAS_OF(delta_out), .when = IF_DELTA_BIAS},
+    [ROLE_DELTA_OUT] = {IN_TWIN, .when = IF_DELTA, MATRIX(HIDDEN, DELTA_VALUE)},
+    [ROLE_DELTA_OUT_BIAS] = {BIAS, .when = IF_DELTA_BIAS},
     [ROLE_POST_ATTN_NORM] = {IN_LAYER(post_attn_norm), NORM, .when = IF_POST_NORM},
     [ROLE_MLP_NORM] = {IN_LAYER(mlp_norm), NORM, .when = IF_MLP_NORM},
     [ROLE_MLP_NORM_BIAS] = {BIAS_OF(mlp_norm), .when = IF_MLP_LAYER_NORM},
-    [ROLE_ROUTER] = {IN_LAYER(router), .when = IF_EXPERTS, MATRIX(EXPERTS, HIDDEN)},
-    [ROLE_ROUTER_LOGIT_BIAS] = {BIAS_OF(router_logit), .when = IF_ROUTER_LOGIT_BIAS},
+    [ROLE_ROUTER] = {.when = IF_EXPERTS, MATRIX(EXPERTS, HIDDEN)},
+    [ROLE_ROUTER_LOGIT_BIAS] = {BIAS, .when = IF_ROUTER_LOGIT_BIAS},
     [ROLE_ROUTER_NORM] = {IN_LAYER(router_norm), NORM, .when = IF_BESIDE},
     [ROLE_EXPERT_SCALE] = {IN_LAYER(expert_scale), .is_norm = true, .when = IF_BESIDE,
                            .rows = SIZE_EXPERTS},
@@ -239,31 +241,27 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_GATE_UP_BIAS] = {BIAS_OF(gate_up), .when = IF_MLP_BIAS},
     [ROLE_EXPERTS_GATE_UP] = {MLP_UP, IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, .cols = SIZE_EXPERT},
     [ROLE_EXPERTS_GATE_UP_BIAS] = {BIAS_OF(gate_up), OF_EXPERTS, .when = IF_EXPERTS_BIAS},
-    [ROLE_EXPERTS_IN] = {IN_LAYER(experts_in), IN_TWIN, .when = IF_EXPERTS_LATENT,
-                         MATRIX(EXPERT, HIDDEN)},
-    [ROLE_EXPERTS_OUT] = {IN_LAYER(experts_out), IN_TWIN, .when = IF_EXPERTS_LATENT,
-                          MATRIX(HIDDEN, EXPERT)},
+    [ROLE_EXPERTS_IN] = {IN_TWIN, .when = IF_EXPERTS_LATENT, MATRIX(EXPERT, HIDDEN)},
+    [ROLE_EXPERTS_OUT] = {IN_TWIN, .when = IF_EXPERTS_LATENT, MATRIX(HIDDEN, EXPERT)},
     [ROLE_DOWN] = {MLP_DOWN, IN_TWIN, .when = IF_MLP, MATRIX(HIDDEN, INNER)},
     [ROLE_DOWN_BIAS] = {BIAS_OF(down), .when = IF_MLP_BIAS},
     [ROLE_EXPERTS_DOWN] = {MLP_DOWN, IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS,
                            MATRIX(EXPERT, INNER)},
     [ROLE_EXPERTS_DOWN_BIAS] = {BIAS_OF(down), OF_EXPERTS, .when = IF_EXPERTS_BIAS},
-    [ROLE_SHARED_GATE_UP] = {IN_LAYER(shared_gate_up), IN_TWIN, .when = IF_SHARED,
-                             MATRIX(SHARED_UP, HIDDEN),
+    [ROLE_SHARED_GATE_UP] = {IN_TWIN, .when = IF_SHARED, MATRIX(SHARED_UP, HIDDEN),
                              .parts = {SIZE_SHARED_INNER, SIZE_SHARED_INNER}},
-    [ROLE_SHARED_DOWN] = {IN_LAYER(shared_down), IN_TWIN, .when = IF_SHARED,
-                          MATRIX(HIDDEN, SHARED_INNER)},
-    [ROLE_SHARED_GATE] = {IN_LAYER(shared_gate), .when = IF_SHARED_GATE, MATRIX(ONE, HIDDEN)},
+    [ROLE_SHARED_DOWN] = {IN_TWIN, .when = IF_SHARED, MATRIX(HIDDEN, SHARED_INNER)},
+    [ROLE_SHARED_GATE] = {.when = IF_SHARED_GATE, MATRIX(ONE, HIDDEN)},
     [ROLE_POST_SHARED_NORM] = {IN_LAYER(post_shared_norm), NORM, .when = IF_BESIDE},
     [ROLE_POST_EXPERTS_NORM] = {IN_LAYER(post_experts_norm), NORM, .when = IF_BESIDE},
     [ROLE_POST_MLP_NORM] = {IN_LAYER(post_mlp_norm), NORM, .when = IF_POST_NORM},
-    [ROLE_LAYER_GATE] = {IN_LAYER(layer_gate), .when = IF_LAYER_INPUT, MATRIX(LAYER_INPUT, HIDDEN)},
-    [ROLE_LAYER_OUT] = {IN_LAYER(layer_out), .when = IF_LAYER_INPUT, MATRIX(HIDDEN, LAYER_INPUT)},
+    [ROLE_LAYER_GATE] = {.when = IF_LAYER_INPUT, MATRIX(LAYER_INPUT, HIDDEN)},
+    [ROLE_LAYER_OUT] = {.when = IF_LAYER_INPUT, MATRIX(HIDDEN, LAYER_INPUT)},
     [ROLE_POST_LAYER_NORM] = {IN_LAYER(post_layer_norm), NORM, .when = IF_LAYER_INPUT},
     [ROLE_FINAL_NORM] = {IN_MODEL(final_norm), NORM},
-    [ROLE_FINAL_NORM_BIAS] = {IN_MODEL(final_norm_bias), .is_bias = true, .when = IF_LAYER_NORM},
+    [ROLE_FINAL_NORM_BIAS] = {IN_MODEL(final_norm_bias), BIAS, .when = IF_LAYER_NORM},
     [ROLE_HEAD] = {IN_MODEL(head), .when = IF_UNTIED, MATRIX(VOCAB, HIDDEN)},
-    [ROLE_HEAD_BIAS] = {IN_MODEL(head_bias), .is_bias = true, .when = IF_HEAD_BIAS},
+    [ROLE_HEAD_BIAS] = {IN_MODEL(head_bias), BIAS, .when = IF_HEAD_BIAS},
     [ROLE_ROUTER_BIAS] = {IN_LAYER(router_bias), .is_buffer = true, .when = IF_ROUTER_BIAS,
                           .rows = SIZE_EXPERTS},
     [ROLE_LAYER_SCALE] = {IN_LAYER(layer_scale), .is_buffer = true, .when = IF_LAYER_SCALE,
@@ -597,9 +595,10 @@ bool weights_begins_block(const struct weights *w, int i)
 // Where the pointer to a role's block stands.
 static void **role_pointer(struct weights *w, enum tensor_role role, int layer)
 {
-    const struct role *r = &roles[role];
-    char *holder = r->in_layer ? (char *)&w->layers[layer] : (char *)w;
-    return (void **)(holder + r->pointer);
+    const size_t pointer = roles[role].pointer;
+    struct layer_weights *own = &w->layers[layer];
+    if (roles[role].in_model) return (void **)((char *)w + pointer);
+    return pointer ? (void **)((char *)own + pointer) : &own->matrices[role];
 }
 
 // Of all experts that are held where the block is theirs.

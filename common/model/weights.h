@@ -65,29 +65,20 @@ static inline int64_t tensor_whole_elements(const struct weight_tensor *t)
     return t->slice.whole[0] * tensor_whole_columns(t);
 }
 
-struct layer_weights {                // pointers into the arena; NULL where the family has none
-    void *attn_norm, *attn_norm_bias; // (hidden)
-    void *qkv;                        // (q + 2 kv width, hidden)
-    void *qkv_bias;                   // (q + 2 kv width)
-    void *q_norm, *k_norm;            // (head_dim)
-    void *sinks;                      // (n_heads)
-    // latent attention: (q_rank, hidden), (q_rank), (q width, q_rank), or q (q width, hidden); then
-    // (rank + rope, hidden), (rank), (n_heads * (head_dim - rope + value), rank)
-    void *q_a, *q_a_norm, *q_b, *q, *kv_a, *kv_a_norm, *kv_b;
-    void *q_a_bias, *kv_a_bias;        // (q_rank), (rank + rope)
-    void *o, *o_bias;                  // (hidden, q width), (hidden)
-    void *delta_in, *delta_in_bias;    // (in width, hidden), (in width)
-    void *delta_gates;                 // (2 * heads, hidden)
+struct layer_weights { // pointers into the arena; NULL where the family has none
+    // Matrices, and biases that are not named below, by their roles (weights_matrix()).
+    void *matrices[ROLE_COUNT];
+    void *attn_norm, *attn_norm_bias;  // (hidden)
+    void *q_norm, *k_norm;             // (head_dim)
+    void *sinks;                       // (n_heads)
+    void *q_a_norm, *kv_a_norm;        // (q_rank), (rank) of latent attention
     void *delta_conv;                  // (conv width, taps)
     void *delta_conv_bias;             // (conv width)
     void *delta_a_log, *delta_dt_bias; // (heads)
     void *delta_skip;                  // (heads) of Mamba-2
     void *delta_norm; // (head_dim) of every head; (value width) of Mamba-2, for each group its own
-    void *delta_out, *delta_out_bias; // (hidden, value width), (hidden)
     void *post_attn_norm;             // (hidden)
     void *mlp_norm, *mlp_norm_bias;   // (hidden)
-    void *router;                     // (n_experts, hidden)
-    void *router_logit_bias;          // (n_experts)
     void *router_bias;                // (n_experts) f32
     void *router_norm, *experts_norm; // (hidden) of what router and experts read; then (n_experts)
     void *expert_scale;               // of weights, and (hidden) behind MLP and experts
@@ -95,13 +86,9 @@ struct layer_weights {                // pointers into the arena; NULL where the
     void *gate_up, *gate_up_bias; // (2 * intermediate, hidden): gate rows, then up rows; or the up
                                   // rows alone; n_experts of them where there are experts
     void *down, *down_bias;       // (hidden, intermediate), as many
-    void *experts_in, *experts_out;     // (expert width, hidden), (hidden, expert width)
-    void *shared_gate_up, *shared_down; // of the shared expert, as gate_up and down
-    void *shared_gate;                  // (1, hidden)
-    void *post_mlp_norm;                // (hidden)
-    void *layer_gate, *layer_out;       // (layer_input, hidden), (hidden, layer_input)
-    void *post_layer_norm;              // (hidden)
-    float *layer_scale;                 // (1)
+    void *post_mlp_norm;          // (hidden)
+    void *post_layer_norm;        // (hidden)
+    float *layer_scale;           // (1)
 };
 
 struct weights {
