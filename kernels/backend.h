@@ -93,13 +93,56 @@ void op_take_variant(struct device *dev, const struct op_variants *, const void 
 // Records the first failure of an enqueued operation.
 void device_fail(struct device *dev, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// Whether the delta rule goes over this batch (ops.h, delta_batch); else that is recorded.
+// ---- whether an operation takes a call, on any backend; else that is recorded ------------------
+
 static inline bool delta_takes(struct device *dev, const struct batch_view *batch)
 {
     if (batch->depth > 1)
         device_fail(dev, "delta_rule: trees %d deep; a packed batch's may be 1", batch->depth);
     return batch->depth <= 1;
 }
+
+static inline bool convert_takes(struct device *dev, enum dtype to, enum dtype from)
+{
+    if ((from == DT_F32 || from == DT_BF16 || from == DT_F16) && (to == DT_F32 || to == DT_BF16))
+        return true;
+    device_fail(dev, "convert: from %s to %s is not possible", dtype_name(from), dtype_name(to));
+    return false;
+}
+
+static inline bool adamw_takes(struct device *dev, enum dtype w_dt, const uint16_t *low)
+{
+    if (low ? w_dt == DT_BF16 : w_dt == DT_F32) return true;
+    device_fail(dev, "adamw: weights are f32, or bf16 with their lower halves; these are %s %s",
+                dtype_name(w_dt), low ? "with" : "without");
+    return false;
+}
+
+static inline bool top_logprobs_takes(struct device *dev, int k, int vocab)
+{
+    if (k >= 0 && k <= vocab && k <= TOP_LOGPROBS_MAX) return true;
+    device_fail(dev, "top_logprobs: %d likeliest tokens of %d; at most %d", k, vocab,
+                TOP_LOGPROBS_MAX);
+    return false;
+}
+
+static inline bool distill_takes(struct device *dev, const struct distill_args *a)
+{
+    if (a->teacher_vocab >= a->vocab) return true;
+    device_fail(dev, "distill: a teacher vocabulary of %d, smaller than the student's %d",
+                a->teacher_vocab, a->vocab);
+    return false;
+}
+
+static inline bool sample_takes(struct device *dev, const struct sample_args *a)
+{
+    if (!a->drafts || a->draft_vocab <= a->vocab) return true;
+    device_fail(dev, "sample: a draft vocabulary of %d, larger than the %d of the logits",
+                a->draft_vocab, a->vocab);
+    return false;
+}
+
+// ---- norms -------------------------------------------------------------------------------------
 
 // Of a norm whose heads have their own weights: one of them, as a norm with one.
 static inline struct norm_shape norm_shape_of_head(const struct norm_shape *s)

@@ -86,11 +86,7 @@ static void pack(const struct moments *to, int64_t at, int n, const float *m, co
 void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments *moments,
                const float *grad, int64_t n, const struct adamw *shape, enum dtype w_dt)
 {
-    if (!(w_dt == DT_F32 && !low) && !(w_dt == DT_BF16 && low)) {
-        device_fail(dev, "adamw: weights are f32, or bf16 with their lower halves; these are %s %s",
-                    dtype_name(w_dt), low ? "with" : "without");
-        return;
-    }
+    if (!adamw_takes(dev, w_dt, low)) return;
     const struct adamw_factors c = adamw_factors_of(shape);
     const float scale = shape->grad_scale[0];
 #pragma omp parallel for if (n > PARALLEL_WORK / 4)

@@ -331,11 +331,6 @@ static size_t piece_at(size_t at, size_t bytes)
     return bytes - at < PIECE ? bytes - at : PIECE;
 }
 
-static float element(const void *from, size_t i, enum dtype dt)
-{
-    return dt == DT_F32 ? ((const float *)from)[i] : f32_from_bf16(((const uint16_t *)from)[i]);
-}
-
 // ret: the sum of n elements of `mine`, which is this rank's, and of all others' in `pieces`, in
 // rank order.
 static void add_pieces(const struct comm *comm, const void *mine, void *ret, size_t n,
@@ -343,14 +338,11 @@ static void add_pieces(const struct comm *comm, const void *mine, void *ret, siz
 {
     const struct peers *p = comm->state;
 #pragma omp parallel for if (n > PARALLEL_WORK)
-    for (size_t i = 0; i < n; i++) {
-        float sum = element(comm->rank == 0 ? mine : p->pieces, i, dt);
+    for (int64_t i = 0; i < (int64_t)n; i++) {
+        float sum = number_at(comm->rank == 0 ? mine : p->pieces, dt, i);
         for (int r = 1; r < comm->size; r++)
-            sum += element(r == comm->rank ? mine : p->pieces + (size_t)r * PIECE, i, dt);
-        if (dt == DT_F32)
-            ((float *)ret)[i] = sum;
-        else
-            ((uint16_t *)ret)[i] = bf16_from_f32(sum);
+            sum += number_at(r == comm->rank ? mine : p->pieces + (size_t)r * PIECE, dt, i);
+        set_number(ret, dt, i, sum);
     }
 }
 

@@ -93,6 +93,22 @@ static inline float exp_f32(float x)
     return x < -87.3f ? 0.0f : e;
 }
 
+// Number i of an array of f32, bf16 or f16; and of one of f32 or bf16, rounded to nearest.
+static inline float number_at(const void *x, enum dtype dt, int64_t i)
+{
+    if (dt == DT_F32) return ((const float *)x)[i];
+    const uint16_t half = ((const uint16_t *)x)[i];
+    return dt == DT_BF16 ? f32_from_bf16(half) : f32_from_f16(half);
+}
+
+static inline void set_number(void *x, enum dtype dt, int64_t i, float value)
+{
+    if (dt == DT_F32)
+        ((float *)x)[i] = value;
+    else
+        ((uint16_t *)x)[i] = bf16_from_f32(value);
+}
+
 static inline float sigmoid(float x)
 {
     return 1.0f / (1.0f + exp_f32(-x));

@@ -92,12 +92,7 @@ void cpu_top_logprobs(struct device *dev, struct token_logprob *out, int k,
 {
     const int32_t *target = head->target;
     const int vocab = head->vocab;
-    if (!targets_are_valid(dev, "top_logprobs", head)) return;
-    if (k < 0 || k > vocab || k > TOP_LOGPROBS_MAX) {
-        device_fail(dev, "top_logprobs: %d likeliest tokens of %d; at most %d", k, vocab,
-                    TOP_LOGPROBS_MAX);
-        return;
-    }
+    if (!targets_are_valid(dev, "top_logprobs", head) || !top_logprobs_takes(dev, k, vocab)) return;
     const float scale = 1.0f / head->temperature;
 #pragma omp parallel for if ((int64_t)head->n * vocab > PARALLEL_WORK / 8)
     for (int i = 0; i < head->n; i++) {
@@ -173,12 +168,7 @@ void cpu_distill(struct device *dev, float *divergence, float *overlap, void *ds
 {
     const int n = args->n, vocab = args->vocab, teacher_vocab = args->teacher_vocab;
     const float beta = args->beta, inverse = 1.0f / args->temperature;
-    if (dstudent && !cpu_is_f32(dev, "distill", dt)) return;
-    if (teacher_vocab < vocab) {
-        device_fail(dev, "distill: a teacher vocabulary of %d, smaller than the student's %d",
-                    teacher_vocab, vocab);
-        return;
-    }
+    if ((dstudent && !cpu_is_f32(dev, "distill", dt)) || !distill_takes(dev, args)) return;
 #pragma omp parallel for if ((int64_t)n * vocab > PARALLEL_WORK / 8)
     for (int i = 0; i < n; i++) {
         const float *row_p = args->teacher + (int64_t)i * teacher_vocab;

@@ -99,30 +99,12 @@ void cpu_column_sum(struct device *dev, float *out, const void *x, int rows, int
     }
 }
 
-static float load(const void *x, enum dtype dt, int64_t i)
-{
-    if (dt == DT_F32) return ((const float *)x)[i];
-    uint16_t half = ((const uint16_t *)x)[i];
-    return dt == DT_BF16 ? f32_from_bf16(half) : f32_from_f16(half);
-}
-
 void cpu_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, enum dtype x_dt,
                  int64_t n)
 {
-    if ((x_dt != DT_F32 && x_dt != DT_BF16 && x_dt != DT_F16) ||
-        (y_dt != DT_F32 && y_dt != DT_BF16)) {
-        device_fail(dev, "convert: from %s to %s is not possible", dtype_name(x_dt),
-                    dtype_name(y_dt));
-        return;
-    }
+    if (!convert_takes(dev, y_dt, x_dt)) return;
 #pragma omp parallel for if (n > PARALLEL_WORK)
-    for (int64_t i = 0; i < n; i++) {
-        float value = load(x, x_dt, i);
-        if (y_dt == DT_F32)
-            ((float *)y)[i] = value;
-        else
-            ((uint16_t *)y)[i] = bf16_from_f32(value);
-    }
+    for (int64_t i = 0; i < n; i++) set_number(y, y_dt, i, number_at(x, x_dt, i));
 }
 
 static int8_t row_scale(const void *w, int64_t at, int cols, enum dtype w_dt)
@@ -130,7 +112,7 @@ static int8_t row_scale(const void *w, int64_t at, int cols, enum dtype w_dt)
     float largest = 0;
     bool has_nan = false;
     for (int64_t c = 0; c < cols; c++) {
-        const float x = fabsf(load(w, w_dt, at + c));
+        const float x = fabsf(number_at(w, w_dt, at + c));
         if (x > largest) largest = x;
         has_nan |= isnan(x);
     }
@@ -139,7 +121,8 @@ static int8_t row_scale(const void *w, int64_t at, int cols, enum dtype w_dt)
 
 static void round_row(uint8_t *codes, const void *w, enum dtype dt, int64_t at, int n, int8_t scale)
 {
-    for (int64_t c = 0; c < n; c++) codes[e4m3_place(c, n)] = e4m3_code(load(w, dt, at + c), scale);
+    for (int64_t c = 0; c < n; c++)
+        codes[e4m3_place(c, n)] = e4m3_code(number_at(w, dt, at + c), scale);
 }
 
 void cpu_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
@@ -196,13 +179,7 @@ void cpu_random_normal(struct device *dev, void *x, int64_t n, float scale, uint
         const int64_t end = begin + RANDOM_CHUNK < n ? begin + RANDOM_CHUNK : n;
         struct rng r;
         rng_init(&r, seed, stream + (uint64_t)(begin / RANDOM_CHUNK));
-        for (int64_t i = begin; i < end; i++) {
-            const float value = scale * rng_normal(&r);
-            if (dt == DT_F32)
-                ((float *)x)[i] = value;
-            else
-                ((uint16_t *)x)[i] = bf16_from_f32(value);
-        }
+        for (int64_t i = begin; i < end; i++) set_number(x, dt, i, scale * rng_normal(&r));
     }
 }
 

@@ -265,12 +265,8 @@ static struct sample_result sample_row(const struct sample_args *args, int i, fl
 
 static bool drafts_are_valid(struct device *dev, const struct sample_args *args)
 {
-    if (args->draft_vocab > args->vocab) {
-        device_fail(dev, "sample: a draft vocabulary of %d, larger than the %d of the logits",
-                    args->draft_vocab, args->vocab);
-        return false;
-    }
-    for (int i = 0; i < args->n; i++) {
+    if (!sample_takes(dev, args)) return false;
+    for (int i = 0; args->drafts && i < args->n; i++) {
         const struct sample_draft d = args->drafts[i];
         if (d.token < 0 || (d.token < args->draft_vocab && d.row >= 0)) continue;
         device_fail(dev,
@@ -284,7 +280,7 @@ static bool drafts_are_valid(struct device *dev, const struct sample_args *args)
 
 void cpu_sample(struct device *dev, struct sample_result *result, const struct sample_args *args)
 {
-    if (args->drafts && !drafts_are_valid(dev, args)) return;
+    if (!drafts_are_valid(dev, args)) return;
     const size_t stride = ((size_t)args->vocab + 15) / 16 * 16;
     const size_t each = (args->drafts ? 3 : 2) * stride;
     float *scratch = cpu_workspace(dev, (size_t)omp_get_max_threads() * each * sizeof *scratch);

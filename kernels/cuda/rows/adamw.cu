@@ -161,12 +161,7 @@ static void adamw_kinds(struct device *dev, W *w, uint16_t *low, const moments &
 void cuda_adamw(struct device *dev, void *w, uint16_t *low, const struct moments *moments,
                 const float *grad, int64_t n, const struct adamw *shape, enum dtype w_dt)
 {
-    if (!(w_dt == DT_F32 && !low) && !(w_dt == DT_BF16 && low)) {
-        device_fail(dev, "adamw: weights are f32, or bf16 with their lower halves; these are %s %s",
-                    dtype_name(w_dt), low ? "with" : "without");
-        return;
-    }
-    if (n <= 0) return;
+    if (!adamw_takes(dev, w_dt, low) || n <= 0) return;
     if (w_dt == DT_F32)
         adamw_kinds<float>(dev, (float *)w, NULL, *moments, grad, n, *shape);
     else

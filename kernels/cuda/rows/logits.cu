@@ -286,12 +286,7 @@ __global__ void __launch_bounds__(TOP_THREADS)
 void cuda_top_logprobs(struct device *dev, struct token_logprob *out, int k,
                        const struct head_args *h)
 {
-    if (h->n <= 0) return;
-    if (k < 0 || k > h->vocab || k > TOP_LOGPROBS_MAX) {
-        device_fail(dev, "top_logprobs: %d likeliest tokens of %d; at most %d", k, h->vocab,
-                    TOP_LOGPROBS_MAX);
-        return;
-    }
+    if (h->n <= 0 || !top_logprobs_takes(dev, k, h->vocab)) return;
     float2 *sums = (float2 *)cuda_workspace(dev, h->n * sizeof(float2));
     if (!sums) return;
     sum_rows(dev, NULL, NULL, NULL, sums, h);
@@ -426,12 +421,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
 void cuda_distill(struct device *dev, float *divergence, float *overlap, void *dstudent,
                   const struct distill_args *a, enum dtype dt)
 {
-    if (a->n <= 0) return;
-    if (a->teacher_vocab < a->vocab) {
-        device_fail(dev, "distill: a teacher vocabulary of %d, smaller than the student's %d",
-                    a->teacher_vocab, a->vocab);
-        return;
-    }
+    if (a->n <= 0 || !distill_takes(dev, a)) return;
     bool fits = aligned(16, {a->student, a->teacher, dstudent},
                         {(int64_t)a->vocab * 4, (int64_t)a->teacher_vocab * 4});
     with_type(dt, [&](auto t) {
@@ -953,11 +943,7 @@ void cuda_sample(struct device *dev, struct sample_result *result, const struct 
                     rows, vocab, N_TICKETS - 1, MAX_VOCAB);
         return;
     }
-    if (args->drafts && draft_vocab > vocab) {
-        device_fail(dev, "sample: a draft vocabulary of %d, larger than the %d of the logits",
-                    draft_vocab, vocab);
-        return;
-    }
+    if (!sample_takes(dev, args)) return;
     int n_tiles = ceil_div(vocab, TILE);
     size_t stats_at = (size_t)rows * n_tiles * sizeof(struct vocab_tile);
     stats_at = (stats_at + 255) / 256 * 256;

@@ -153,12 +153,7 @@ struct converted {
 void cuda_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, enum dtype x_dt,
                   int64_t n)
 {
-    if ((x_dt != DT_F32 && x_dt != DT_BF16 && x_dt != DT_F16) ||
-        (y_dt != DT_F32 && y_dt != DT_BF16)) {
-        device_fail(dev, "convert: from %s to %s is not possible", dtype_name(x_dt),
-                    dtype_name(y_dt));
-        return;
-    }
+    if (!convert_takes(dev, y_dt, x_dt)) return;
     with_type(y_dt, [&](auto t) {
         using Y = decltype(t);
         const auto convert = x_dt == DT_F16    ? map<4, Y, __half, converted>
