@@ -200,8 +200,7 @@ static enum status alloc(struct device *dev, size_t bytes, void **ret)
 
 static void release(struct device *dev, void *memory)
 {
-    struct cuda_state *state = cuda_use(dev);
-    cuda_ok(dev, cudaStreamSynchronize(state->stream), "waiting before memory is released");
+    cuda_ok(dev, cudaStreamSynchronize(cuda_use(dev)->stream), "waiting before memory is released");
     cuda_ok(dev, cudaFree(memory), "releasing memory");
 }
 
@@ -227,16 +226,14 @@ static enum status host_alloc(struct device *dev, size_t bytes, void **ret)
 
 static void host_release(struct device *dev, void *memory)
 {
-    struct cuda_state *state = cuda_use(dev);
-    cudaStreamSynchronize(state->stream);
+    cudaStreamSynchronize(cuda_use(dev)->stream);
     cuda_ok(dev, cudaFreeHost(memory), "releasing pinned host memory");
 }
 
 static void copy_with(struct device *dev, void *to, const void *from, size_t bytes,
                       enum cudaMemcpyKind kind, const char *what)
 {
-    struct cuda_state *state = cuda_use(dev);
-    cuda_ok(dev, cudaMemcpyAsync(to, from, bytes, kind, state->stream), what);
+    cuda_ok(dev, cudaMemcpyAsync(to, from, bytes, kind, cuda_use(dev)->stream), what);
 }
 
 static void copy_in(struct device *dev, void *to, const void *host, size_t bytes)
@@ -288,8 +285,7 @@ static void copy_2d(struct device *dev, void *to, size_t to_pitch, const void *f
 
 static void fill(struct device *dev, void *to, unsigned char value, size_t bytes)
 {
-    struct cuda_state *state = cuda_use(dev);
-    cuda_ok(dev, cudaMemsetAsync(to, value, bytes, state->stream), "filling");
+    cuda_ok(dev, cudaMemsetAsync(to, value, bytes, cuda_use(dev)->stream), "filling");
 }
 
 static enum status sync(struct device *dev)
@@ -396,8 +392,7 @@ out:
 
 static void shared_close(struct shared_memory *memory)
 {
-    struct cuda_state *state = cuda_use(memory->dev);
-    cudaStreamSynchronize(state->stream);
+    cudaStreamSynchronize(cuda_use(memory->dev)->stream);
     if (memory->maker)
         cudaFree(memory->data);
     else
