@@ -324,9 +324,9 @@ struct delta_grads {
     float *a_log, *dt_bias, *skip; // (n_heads) +=; NULL: not trained
 };
 
-// Rotation of a paged batch's queries and keys, and storing its keys and values: see rope_store.
+// Rotation of a paged batch's queries and keys, and storing its keys and values.
 struct rope_store {
-    const float *table; // as in rope_args
+    const float *table; // as in rope_args; NULL: nothing is rotated
     int rot_dim;
     const struct kv_view *kv;
     int layer;
@@ -552,10 +552,8 @@ struct ops {
 
     // In place.
     void (*kv_round)(struct device *, void *x, const struct kv_heads *);
-    // Stores the keys and values of every row of qkv at its slot in layer `layer` of the pool.
-    void (*kv_store)(struct device *, const struct kv_view *, int layer, const void *qkv,
-                     const struct batch_view *, const struct attn_shape *);
-    // rope (sign 1) of the queries and keys of every row of qkv, then kv_store.
+    // rope (sign 1) of the queries and keys of every row of qkv, where there is a table; then
+    // stores the keys and values of every row at its slot in the layer of the pool.
     void (*rope_store)(struct device *, void *qkv, const struct rope_store *);
     // out (T, n_heads * head_dim) from the queries of qkv and the pool.        paged batches
     // Where device_is_exact(), a row has the same bits from attn_paged in any batch and from

@@ -121,7 +121,9 @@ void latent_attention(struct model *m, int l, const struct batch_view *batch,
     latent_keys(m, l, batch, rows);
     m->ops->latent_query(m->dev, m->qkv, rows->q, rows->keys, w, &shape);
     if (kv) {
-        m->ops->kv_store(m->dev, kv, l, m->qkv, batch, &m->attn[l]);
+        m->ops->rope_store(
+            m->dev, m->qkv,
+            &(struct rope_store){.kv = kv, .layer = l, .batch = batch, .shape = &m->attn[l]});
         m->ops->attn_paged(m->dev, m->latent_out, m->qkv, kv, l, batch, &m->attn[l]);
     } else {
         m->ops->attn_packed(m->dev, m->latent_out, lse, m->qkv, batch, &m->attn[l]);

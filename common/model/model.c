@@ -676,24 +676,22 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
 {
     const struct model_config *c = m->config;
     const int rope = c->layers[l].rope;
-    // what the operations that store keys do not do
+    // what the operation that stores keys does not do
     const bool own = c->layers[l].kv_from < 0;
     const bool apart =
         !own || rope < 0 || c->query_rope || c->qk_norm_late || c->ropes[rope].interleaved;
-    const struct rope_store store = {.table = rope < 0 ? NULL : m->ropes[rope],
-                                     .rot_dim = rope < 0 ? 0 : c->ropes[rope].dim,
+    const struct rope_store store = {.table = apart ? NULL : m->ropes[rope],
+                                     .rot_dim = apart ? 0 : c->ropes[rope].dim,
                                      .kv = kv,
                                      .layer = l,
                                      .batch = batch,
                                      .shape = &m->attn[l]};
     project_qkv(m, l, m->qkv, m->gate, batch->n_tokens, rounded);
-    if (apart) {
+    if (apart)
         encode_heads(m, l, m->qkv, m->qkv, NULL, batch);
-        if (own) m->ops->kv_store(m->dev, kv, l, m->qkv, batch, &m->attn[l]);
-        return;
-    }
-    if (c->qk_norm) normalise_heads(m, l, m->qkv, NULL, batch->n_tokens);
-    m->ops->rope_store(m->dev, m->qkv, &store);
+    else if (c->qk_norm)
+        normalise_heads(m, l, m->qkv, NULL, batch->n_tokens);
+    if (own) m->ops->rope_store(m->dev, m->qkv, &store);
 }
 
 // From m->normed to what attention gives, which is returned.

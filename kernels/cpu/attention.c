@@ -437,10 +437,16 @@ static void store_codes(const struct kv_view *kv, int layer, int64_t slot, const
     }
 }
 
-void cpu_kv_store(struct device *dev, const struct kv_view *kv, int layer, const void *qkv,
-                  const struct batch_view *batch, const struct attn_shape *shape)
+void cpu_rope_store(struct device *dev, void *qkv, const struct rope_store *store)
 {
-    if (!cpu_is_f32(dev, "kv_store", shape->dt)) return;
+    const struct attn_shape *shape = store->shape;
+    const struct batch_view *batch = store->batch;
+    const struct kv_view *kv = store->kv;
+    const int layer = store->layer;
+    if (!cpu_is_f32(dev, "rope_store", shape->dt)) return;
+    const struct rope_args rope =
+        rope_of_batch(store->table, store->rot_dim, batch, shape, 1, shape->dt);
+    if (rope.table) cpu_rope(dev, qkv, &rope);
     const int64_t width = (int64_t)shape->n_kv_heads * shape->head_dim;
     const int64_t stride = kv->layers[layer].width, at = kv->layers[layer].offset;
     const bool latent = shape->latent > 0;

@@ -31,11 +31,3 @@ void cpu_rope(struct device *dev, void *qkv, const struct rope_args *args)
         }
     }
 }
-
-void cpu_rope_store(struct device *dev, void *qkv, const struct rope_store *s)
-{
-    const struct rope_args rope =
-        rope_of_batch(s->table, s->rot_dim, s->batch, s->shape, 1, s->shape->dt);
-    cpu_rope(dev, qkv, &rope);
-    cpu_kv_store(dev, s->kv, s->layer, qkv, s->batch, s->shape);
-}

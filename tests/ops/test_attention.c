@@ -257,8 +257,8 @@ static double attn_loss(struct op_test *t, double **v)
 OP_BACK(attn_back, "attn_packed_back", attn_loss);
 
 /* Paged: sequences with a context and some rows at its end (layout 0: decode, 1: chunks of
- * prefill), the last one padding. Layer 1 of a pool of two layers; blocks in random order. kv_store
- * writes the rows' keys and values first, so one case covers both operations. */
+ * prefill), the last one padding. Layer 1 of a pool of two layers; blocks in random order.
+ * rope_store writes the rows' keys and values first, so one case covers both operations. */
 static const struct {
     int context, rows;
 } paged_layouts[][6] = {
@@ -361,7 +361,7 @@ static void attn_paged_launch(struct op_test *t, void **d)
                          .n_blocks = (int)(t->a[PG_K].n / 2 / block / s.n_kv_heads / s.head_dim),
                          .block_size = block,
                          .dt = dt};
-    ops->kv_store(dev, &kv, 1, d[PG_QKV], &b, &s);
+    op_kv_store(&kv, 1, d[PG_QKV], &b, &s);
     ops->attn_paged(dev, d[PG_OUT], d[PG_QKV], &kv, 1, &b, &s);
 }
 
@@ -561,7 +561,7 @@ ON_EACH_DEVICE(attention_forms)
     batch.context_len = d_rows;
     batch.block_table = d_table;
     batch.table_stride = BLOCKS;
-    ops->kv_store(dev, &kv, 0, d_qkv, &batch, &shape);
+    op_kv_store(&kv, 0, d_qkv, &batch, &shape);
     ops->attn_paged(dev, d_out, d_qkv, &kv, 0, &batch, &shape);
     from_device(paged, d_out, sizeof paged);
 

@@ -248,7 +248,7 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     if (store == STORE_SLOWLY)
         ops->matmul(dev, slow.to, slow.keys, slow.identity, NULL, &slow.shape);
     if (store == STORE || (store == STORE_SLOWLY && s->in_e4m3))
-        ops->kv_store(dev, &s->kv, 0, qkv, &b, &s->shape);
+        op_kv_store(&s->kv, 0, qkv, &b, &s->shape);
     ops->attn_paged(dev, out, qkv, &s->kv, 0, &b, &s->shape);
     for (int i = 0; i < n; i++)
         if (slots[i] < 0) position[i] = -1;

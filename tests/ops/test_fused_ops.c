@@ -1,6 +1,6 @@
 /* test_fused_ops.c: an operation that stands for several gives their bits, on each device and in
- * each dtype: rope_store (rope, kv_store), matmul_act, norm with codes (norm, quantise). And
- * scratch memory may be asked for any number of times. */
+ * each dtype: rope_store (rope, rope_store without a table), matmul_act, norm with codes (norm,
+ * quantise). And scratch memory may be asked for any number of times. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
@@ -58,7 +58,7 @@ static void check_rope_store_into(enum dtype pool_dt, int rows, int heads, int k
              heads, kv_heads, dim, rot, dtype_name(pool_dt));
     const struct rope_store store = {table, rot, &kv[1], 1, &batch, &shape};
     ops->rope(dev, qkv, &rope);
-    ops->kv_store(dev, &kv[0], 1, qkv, &batch, &shape);
+    op_kv_store(&kv[0], 1, qkv, &batch, &shape);
     ops->rope_store(dev, other, &store);
     assert_same_bytes(name, other, qkv, qkv_bytes);
     assert_same_bytes(name, kv[1].k, kv[0].k, pool);

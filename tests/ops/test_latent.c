@@ -311,7 +311,7 @@ static void run_decoding(struct input *in, values ret)
         batch.slots += i;
         ops->latent_query(dev, in->qkv, in->q + i * HEADS * DIM, in->keys + i * WIDTH, in->w,
                           &shape);
-        ops->kv_store(dev, &kv, 0, in->qkv, &batch, &absorbed);
+        op_kv_store(&kv, 0, in->qkv, &batch, &absorbed);
         ops->attn_paged(dev, in->o, in->qkv, &kv, 0, &batch, &absorbed);
         ops->latent_value(dev, in->out, in->o, in->w, &shape);
         from_device(ret[i], in->out, sizeof ret[i]);

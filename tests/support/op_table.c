@@ -102,6 +102,13 @@ void *normal_on_device(enum dtype as, size_t n, float scale, uint64_t seed)
     return ret;
 }
 
+void op_kv_store(const struct kv_view *kv, int layer, void *qkv, const struct batch_view *batch,
+                 const struct attn_shape *shape)
+{
+    ops->rope_store(dev, qkv,
+                    &(struct rope_store){.kv = kv, .layer = layer, .batch = batch, .shape = shape});
+}
+
 void assert_same_bytes(const char *what, const void *a, const void *b, size_t bytes)
 {
     const size_t mark = op_mark();

@@ -91,6 +91,9 @@ void op_release(size_t mark);
 
 float *normal_numbers(struct rng *rng, size_t n, float scale);               // op_host()
 void *normal_on_device(enum dtype as, size_t n, float scale, uint64_t seed); // the same of a seed
+// Stores the keys and values of rows of qkv, of which nothing is rotated.
+void op_kv_store(const struct kv_view *kv, int layer, void *qkv, const struct batch_view *batch,
+                 const struct attn_shape *shape);
 void assert_same_bytes(const char *what, const void *a, const void *b, size_t bytes); // device
 
 // A case's arrays, in the order of the pointers that launch() gets. floats: filled with normal

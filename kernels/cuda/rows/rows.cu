@@ -749,7 +749,7 @@ template <typename T> static void launch_rope(struct device *dev, const rope_wor
     const bool wide = !w.interleaved && a.rot_dim % (2 * PAIRS) == 0 &&
                       aligned(PAIRS * size, {w.qkv, a.k, a.v},
                               {w.stride * size, a.head_dim * size, a.slot_width * size});
-    cuda_launch(dev, "rope and kv_store", wide ? rope_kernel<T, PAIRS> : rope_kernel<T, 1>,
+    cuda_launch(dev, "rope and storing", wide ? rope_kernel<T, PAIRS> : rope_kernel<T, 1>,
                 dim3(w.rows, ceil_div(units, (wide ? PAIRS : 1) * THREADS)), THREADS, 0, w);
 }
 
@@ -863,11 +863,11 @@ static void store_codes(struct device *dev, T *qkv, const struct rope_store *sto
     launch_heads<true>(dev, w);
 }
 
-// n: heads that are rotated.
-static void store_rows(struct device *dev, void *qkv, const struct rope_store *store, int n)
+void cuda_rope_store(struct device *dev, void *qkv, const struct rope_store *store)
 {
     const struct attn_shape *s = store->shape;
     const int64_t width = attn_row_width(s);
+    const int n = store->table ? s->n_heads + s->n_kv_heads : 0; // heads that are rotated
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
         if (store->kv->dt == DT_E4M3) return store_codes(dev, (T *)qkv, store, n);
@@ -876,18 +876,6 @@ static void store_rows(struct device *dev, void *qkv, const struct rope_store *s
         w.store = rope_store_args<T>::make(store);
         launch_rope(dev, w);
     });
-}
-
-void cuda_kv_store(struct device *dev, const struct kv_view *kv, int layer, const void *qkv,
-                   const struct batch_view *batch, const struct attn_shape *s)
-{
-    const struct rope_store store = {NULL, 0, kv, layer, batch, s};
-    store_rows(dev, (void *)qkv, &store, 0);
-}
-
-void cuda_rope_store(struct device *dev, void *qkv, const struct rope_store *store)
-{
-    store_rows(dev, qkv, store, store->shape->n_heads + store->shape->n_kv_heads);
 }
 
 // ---- activations --------------------------------------------------------------------------------
