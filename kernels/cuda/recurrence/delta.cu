@@ -35,7 +35,7 @@ template <typename T> constexpr int back_columns = sizeof(T) == 2 ? 128 : 32;
 
 // The thread's number, read anew at each call: what is made of it is not kept in registers from one
 // use to the next, of which there are not enough.
-__device__ __forceinline__ int thread()
+INLINE int thread()
 {
     int number;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
@@ -46,11 +46,11 @@ __device__ __forceinline__ int thread()
 template <int C> constexpr int threads = C > 64 ? 2 * THREADS : THREADS;
 template <int C> constexpr int parts = threads<C> / THREADS;
 
-__device__ __forceinline__ int own_key()
+INLINE int own_key()
 {
     return thread() % THREADS / 32 * 16;
 }
-__device__ __forceinline__ int own_column()
+INLINE int own_column()
 {
     return thread() / THREADS * 64;
 }
@@ -63,11 +63,11 @@ template <typename T, bool TURNED> struct operand_of {
     const T *at;
     int pitch;
 };
-template <typename T> __device__ __forceinline__ operand_of<T, false> plain(const T *at, int pitch)
+template <typename T> INLINE operand_of<T, false> plain(const T *at, int pitch)
 {
     return {at, pitch};
 }
-template <typename T> __device__ __forceinline__ operand_of<T, true> turned(const T *at, int pitch)
+template <typename T> INLINE operand_of<T, true> turned(const T *at, int pitch)
 {
     return {at, pitch};
 }
@@ -77,9 +77,8 @@ template <typename T> __device__ __forceinline__ operand_of<T, true> turned(cons
 // row g + 8 of each tile, g being its lane / 4 and c its lane % 4. The order of a sum is that of
 // the steps, and of f32 that of its terms. factors: column k of a is rounded times factors[k].
 template <int N, bool A, bool B>
-__device__ __forceinline__ void multiply(float (&sums)[N][4], operand_of<bf16, A> a,
-                                         operand_of<bf16, B> b, int steps, int used = N,
-                                         const float *factors = NULL)
+INLINE void multiply(float (&sums)[N][4], operand_of<bf16, A> a, operand_of<bf16, B> b, int steps,
+                     int used = N, const float *factors = NULL)
 {
     const int lane = thread() % 32, low = lane % 8, first = lane / 8 % 2 * 8,
               second = lane / 16 * 8;
@@ -111,9 +110,8 @@ __device__ __forceinline__ void multiply(float (&sums)[N][4], operand_of<bf16, A
 }
 
 template <int N, bool A, bool B>
-__device__ __forceinline__ void multiply(float (&sums)[N][4], operand_of<float, A> a,
-                                         operand_of<float, B> b, int steps, int used = N,
-                                         const float *factors = NULL)
+INLINE void multiply(float (&sums)[N][4], operand_of<float, A> a, operand_of<float, B> b, int steps,
+                     int used = N, const float *factors = NULL)
 {
     const int g = thread() % 32 / 4, c = thread() % 4 * 2;
     for (int k = 0; k < 16 * steps; k++) {
@@ -123,33 +121,32 @@ __device__ __forceinline__ void multiply(float (&sums)[N][4], operand_of<float, 
 #pragma unroll
         for (int n = 0; n < N; n++) {
             if (n >= used) break;
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
+            unrolled<2>([&](int i) {
                 const int j = 8 * n + c + i;
                 const float right = b.at[B ? j * b.pitch + k : k * b.pitch + j];
                 sums[n][i] = fmaf(top, right, sums[n][i]);
                 sums[n][2 + i] = fmaf(low, right, sums[n][2 + i]);
-            }
+            });
         }
     }
 }
 
 // f(row, column, sum) for each sum of a thread.
-template <int N, typename F> __device__ __forceinline__ void each_sum(float (&sums)[N][4], F f)
+template <int N, typename F> INLINE void each_sum(float (&sums)[N][4], F f)
 {
     const int g = thread() % 32 / 4, c = thread() % 4 * 2;
     unrolled<N, 4>([&](int n, int i) { f(g + i / 2 * 8, 8 * n + c + i % 2, sums[n][i]); });
 }
 
 // f(row, column, its sum, that of the next column).
-template <int N, typename F> __device__ __forceinline__ void each_pair(float (&sums)[N][4], F f)
+template <int N, typename F> INLINE void each_pair(float (&sums)[N][4], F f)
 {
     const int g = thread() % 32 / 4, c = thread() % 4 * 2;
     unrolled<N, 2>(
         [&](int n, int i) { f(g + i * 8, 8 * n + c, sums[n][2 * i], sums[n][2 * i + 1]); });
 }
 
-template <int N> __device__ __forceinline__ void clear(float (&sums)[N][4])
+template <int N> INLINE void clear(float (&sums)[N][4])
 {
     each_sum(sums, [](int, int, float &sum) { sum = 0; });
 }
@@ -166,14 +163,12 @@ template <typename T, bool SCAN> struct rule_inputs {
 template <typename T, bool SCAN>
 static rule_inputs<T, SCAN> inputs_of(const struct delta_args *a, const struct delta_shape *s)
 {
-    rule_inputs<T, SCAN> in = {};
-    in.qkv = (const T *)a->qkv;
-    in.a_log = (const T *)a->a_log;
-    in.dt_bias = (const T *)a->dt_bias;
-    in.skip = (const T *)a->skip;
-    in.gates = (decltype(in.gates))a->gates;
-    in.stride = SCAN ? a->stride : 2 * s->n_heads;
-    return in;
+    return {(const T *)a->qkv,
+            (const T *)a->a_log,
+            (const T *)a->dt_bias,
+            (const T *)a->skip,
+            (decltype(rule_inputs<T, SCAN>::gates))a->gates,
+            SCAN ? a->stride : 2 * s->n_heads};
 }
 
 // Of a value head, and which columns a block has.
@@ -188,7 +183,7 @@ struct head_columns {
     int q, k, value, width;
 };
 
-template <bool SCAN> __device__ __forceinline__ head_columns columns_of(const delta_shape &s)
+template <bool SCAN> INLINE head_columns columns_of(const delta_shape &s)
 {
     const int keys = s.n_key_heads * s.key_dim, values = s.n_heads * s.head_dim;
     if (SCAN) return {values + keys, values, 0, 2 * keys + values};
@@ -196,27 +191,25 @@ template <bool SCAN> __device__ __forceinline__ head_columns columns_of(const de
 }
 
 template <typename T, bool SCAN>
-__device__ __forceinline__ source<T, SCAN> source_of(const rule_inputs<T, SCAN> &in,
-                                                     const delta_shape &s, int head, int first)
+INLINE source<T, SCAN> source_of(const rule_inputs<T, SCAN> &in, const delta_shape &s, int head,
+                                 int first)
 {
     const head_columns at = columns_of<SCAN>(s);
     const int key_head = head / (s.n_heads / s.n_key_heads);
-    source<T, SCAN> f;
-    (rule_inputs<T, SCAN> &)f = in;
-    f.rate = expf(to_f32(in.a_log[head]));
-    f.bias = to_f32(in.dt_bias[head]);
-    f.min_step = s.min_step;
-    f.skips = SCAN ? to_f32(in.skip[head]) : 0.f;
-    f.head = head;
-    f.q_at = at.q + key_head * s.key_dim;
-    f.k_at = at.k + key_head * s.key_dim;
-    f.value_at = at.value + head * s.head_dim;
-    f.width = at.width;
-    f.n_heads = s.n_heads;
-    f.key_dim = s.key_dim;
-    f.head_dim = s.head_dim;
-    f.first = first;
-    return f;
+    return {in,
+            expf(to_f32(in.a_log[head])),
+            to_f32(in.dt_bias[head]),
+            s.min_step,
+            SCAN ? to_f32(in.skip[head]) : 0.f,
+            head,
+            at.q + key_head * s.key_dim,
+            at.k + key_head * s.key_dim,
+            at.value + head * s.head_dim,
+            at.width,
+            s.n_heads,
+            s.key_dim,
+            s.head_dim,
+            first};
 }
 
 // What a row's gates are made of, beta, and its log decay, by which G behind it differs from that
@@ -225,8 +218,7 @@ struct row_gates {
     float raw, beta, log_decay; // raw: before softplus
 };
 
-template <typename T, bool SCAN>
-__device__ __forceinline__ row_gates gates_of(const source<T, SCAN> &f, int row)
+template <typename T, bool SCAN> INLINE row_gates gates_of(const source<T, SCAN> &f, int row)
 {
     row_gates g;
     if constexpr (SCAN) {
@@ -244,24 +236,22 @@ __device__ __forceinline__ row_gates gates_of(const source<T, SCAN> &f, int row)
 
 // A warp's lane has elements lane + 32 i of a vector of key_dim; returns what divides by its
 // length.
-__device__ __forceinline__ float inverse_length(const float (&x)[DIM / 32])
+INLINE float inverse_length(const float (&x)[DIM / 32])
 {
     float squares = 0;
     unrolled<DIM / 32>([&](int i) { squares = fmaf(x[i], x[i], squares); });
     return 1.f / sqrtf(lanes_sum(squares) + LENGTH_EPS);
 }
 
-template <typename T>
-__device__ __forceinline__ void read_vector(float (&x)[DIM / 32], const T *from, int key_dim)
+template <typename T> INLINE void read_vector(float (&x)[DIM / 32], const T *from, int key_dim)
 {
-#pragma unroll
-    for (int i = 0; i < DIM / 32; i++) {
+    unrolled<DIM / 32>([&](int i) {
         const int e = thread() % 32 + 32 * i;
         x[i] = e < key_dim ? to_f32(from[e]) : 0.f;
-    }
+    });
 }
 
-__device__ __forceinline__ int tile_end(int n)
+INLINE int tile_end(int n)
 {
     return (n + 15) / 16 * 16;
 }
@@ -270,20 +260,18 @@ __device__ __forceinline__ int tile_end(int n)
 // columns are there; zeros in what is not, up to the next sixteenth row. All are on their way at
 // once, V columns in one access.
 template <int V, int ROWS, int WIDTH, typename T, int N, typename S>
-__device__ __forceinline__ void read_tile_by(T (*to)[N], const S *from, int64_t stride, int columns,
-                                             int t, int end)
+INLINE void read_tile_by(T (*to)[N], const S *from, int64_t stride, int columns, int t, int end)
 {
     constexpr int UNITS = WIDTH / V, EACH = (ROWS * UNITS + THREADS - 1) / THREADS;
     constexpr int W = V < wide<T> ? V : wide<T>;
     float x[EACH][V / W][W];
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
+    unrolled<EACH>([&](int i) {
         const int unit = thread() + i * THREADS, row = t + unit / UNITS;
         const int column = unit % UNITS * V;
         float all[V] = {};
         if (row < end && column < columns) load<S, V>(all, from + (row - t) * stride + column);
         unrolled<V>([&](int v) { x[i][v / W][v % W] = all[v]; });
-    }
+    });
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int unit = thread() + i * THREADS, row = t + unit / UNITS;
@@ -294,8 +282,7 @@ __device__ __forceinline__ void read_tile_by(T (*to)[N], const S *from, int64_t 
 }
 
 template <int ROWS, int WIDTH, typename T, int N, typename S>
-__device__ __forceinline__ void read_tile(T (*to)[N], const S *from, int64_t stride, int columns,
-                                          int t, int end)
+INLINE void read_tile(T (*to)[N], const S *from, int64_t stride, int columns, int t, int end)
 {
     if (((size_t)from | stride * sizeof(S)) % 16 == 0 && columns % wide<S> == 0)
         read_tile_by<wide<S>, ROWS, WIDTH>(to, from, stride, columns, t, end);
@@ -304,8 +291,7 @@ __device__ __forceinline__ void read_tile(T (*to)[N], const S *from, int64_t str
 }
 
 // factor(row) times the sums of each row.
-template <int N, typename F>
-__device__ __forceinline__ void scale_rows(float (&sums)[N][4], F factor)
+template <int N, typename F> INLINE void scale_rows(float (&sums)[N][4], F factor)
 {
     const float top = factor(thread() % 32 / 4), low = factor(thread() % 32 / 4 + 8);
     unrolled<N, 4>([&](int n, int i) { sums[n][i] = __fmul_rn(sums[n][i], i < 2 ? top : low); });
@@ -313,7 +299,7 @@ __device__ __forceinline__ void scale_rows(float (&sums)[N][4], F factor)
 
 // Sums of S of keys from `key` and columns from `column` on, as an operand.
 template <typename T, int P, int N>
-__device__ __forceinline__ void write_operand(T (*to)[P], float (&S)[N][4], int key, int column = 0)
+INLINE void write_operand(T (*to)[P], float (&S)[N][4], int key, int column = 0)
 {
     each_pair(S,
               [&](int i, int c, float x, float y) { store_pair(&to[key + i][column + c], x, y); });
@@ -326,8 +312,7 @@ struct slot_parts {
     float *k, *S, *u, *G;
 };
 
-__device__ __forceinline__ slot_parts slot_of(const delta_rows &b, int slot, const delta_shape &s,
-                                              int head)
+INLINE slot_parts slot_of(const delta_rows &b, int slot, const delta_shape &s, int head)
 {
     const int each = s.n_heads / s.n_key_heads;
     const int64_t matrix = (int64_t)s.key_dim * s.head_dim;
@@ -341,8 +326,8 @@ __device__ __forceinline__ slot_parts slot_of(const delta_rows &b, int slot, con
 
 // each(sum, its number in a slot, whether that is there) for sums of S of keys from `key` on.
 template <typename T, bool SCAN, int N, typename F>
-__device__ __forceinline__ void each_state(float (&S)[N][4], const slot_parts &slot,
-                                           const source<T, SCAN> &f, int key, F each)
+INLINE void each_state(float (&S)[N][4], const slot_parts &slot, const source<T, SCAN> &f, int key,
+                       F each)
 {
     each_sum(S, [&](int i, int c, float &sum) {
         const bool is_there = key + i < f.key_dim && f.first + c < f.head_dim;
@@ -351,8 +336,7 @@ __device__ __forceinline__ void each_state(float (&S)[N][4], const slot_parts &s
 }
 
 template <typename T, bool SCAN, int N>
-__device__ __forceinline__ void write_state(float (&S)[N][4], const slot_parts &slot,
-                                            const source<T, SCAN> &f, int key)
+INLINE void write_state(float (&S)[N][4], const slot_parts &slot, const source<T, SCAN> &f, int key)
 {
     each_state(S, slot, f, key, [](float &sum, float &to, bool is_there) {
         if (is_there) to = sum;
@@ -361,8 +345,8 @@ __device__ __forceinline__ void write_state(float (&S)[N][4], const slot_parts &
 
 // u of the open chunk's rows t to `end` to a slot.
 template <typename T, bool SCAN, int P>
-__device__ __forceinline__ void write_rows(const slot_parts &slot, const T (*u)[P],
-                                           const source<T, SCAN> &f, int t, int end)
+INLINE void write_rows(const slot_parts &slot, const T (*u)[P], const source<T, SCAN> &f, int t,
+                       int end)
 {
     constexpr int C = P - PITCH;
     for (int i = t * C + thread(); i < end * C; i += THREADS) {
@@ -374,8 +358,8 @@ __device__ __forceinline__ void write_rows(const slot_parts &slot, const T (*u)[
 // k and G of the open chunk's rows to the slots of a unit, which all slices of all heads of a key
 // head, a group, have read by now.
 template <typename T, bool SCAN>
-__device__ __forceinline__ void keep_open(const rule_inputs<T, SCAN> &in, const delta_rows &b,
-                                          const delta_shape &s, int seq, int group)
+INLINE void keep_open(const rule_inputs<T, SCAN> &in, const delta_rows &b, const delta_shape &s,
+                      int seq, int group)
 {
     const int each = s.n_heads / s.n_key_heads, lane = thread() % 32;
     const int end = delta_unit_end(b, seq), row = b.query_start[seq], first = b.positions[row];
@@ -423,13 +407,13 @@ struct unit_of {
     int seq, head, slice;
 };
 
-__device__ __forceinline__ unit_of unit_at(int unit, const delta_shape &s, int slices)
+INLINE unit_of unit_at(int unit, const delta_shape &s, int slices)
 {
     return {unit / (s.n_heads * slices), unit / slices % s.n_heads, unit % slices};
 }
 
 // Whether the sequences of a unit that begins with seq have one row each, which row_kernel() takes.
-__device__ __forceinline__ bool is_few(const delta_rows &b, int seq)
+INLINE bool is_few(const delta_rows &b, int seq)
 {
     if (!b.paged) return false;
     const int end = delta_unit_end(b, seq);
@@ -438,8 +422,8 @@ __device__ __forceinline__ bool is_few(const delta_rows &b, int seq)
 
 // ---- decoded rows -------------------------------------------------------------------------------
 
-// A row and those of its chunk, with room for the sixteen of its tile where nothing goes over the
-// others: those beside it, which change nothing of it, are anything but in u.
+// Rows of a tile and those of its chunk, with room for the sixteen of its tile where nothing goes
+// over the others: those beside it, which change nothing of it, are anything but in u.
 template <typename T, bool SCAN> struct row_memory {
     T k[CHUNK][DIM + PITCH], q[16][DIM + PITCH];
     T S[DIM][row_columns<T> + PITCH]; // at the border
@@ -454,8 +438,7 @@ template <typename T, bool SCAN> struct row_memory {
 // q, k and gates of rows t to `end` of the chunk, the first of which is `row`, and G; for all
 // threads to wait for.
 template <typename T, bool SCAN>
-__device__ __forceinline__ void read_rows(row_memory<T, SCAN> &w, const source<T, SCAN> &f, int row,
-                                          int t, int end)
+INLINE void read_rows(row_memory<T, SCAN> &w, const source<T, SCAN> &f, int row, int t, int end)
 {
     const int lane = thread() % 32;
     const float q_scale = 1.f / sqrtf((float)f.key_dim);
@@ -471,11 +454,10 @@ __device__ __forceinline__ void read_rows(row_memory<T, SCAN> &w, const source<T
         read_vector(k, from + f.k_at, f.key_dim);
         const float q_factor = SCAN ? 1.f : inverse_length(q) * q_scale;
         const float k_factor = SCAN ? 1.f : inverse_length(k);
-#pragma unroll
-        for (int e = 0; e < DIM / 32; e++) {
+        unrolled<DIM / 32>([&](int e) {
             w.q[at % 16][lane + 32 * e] = from_f32<T>(q[e] * q_factor);
             w.k[at][lane + 32 * e] = from_f32<T>(k[e] * k_factor);
-        }
+        });
     }
     __syncthreads();
     if (thread() >= 32) return;
@@ -486,8 +468,7 @@ __device__ __forceinline__ void read_rows(row_memory<T, SCAN> &w, const source<T
 // `seen` (is_q) or `read` of a tile's rows from `first` on, of which a warp has a part of the
 // columns.
 template <typename T, bool SCAN>
-__device__ __forceinline__ void compare_rows(row_memory<T, SCAN> &w, int first, int part, bool is_q,
-                                             int steps)
+INLINE void compare_rows(row_memory<T, SCAN> &w, int first, int part, bool is_q, int steps)
 {
     constexpr int N = CHUNK / 8 / TILES;
     const int column0 = part * 8 * N;
@@ -507,8 +488,7 @@ __device__ __forceinline__ void compare_rows(row_memory<T, SCAN> &w, int first, 
 }
 
 // u of one row from r, and zeros behind it.
-template <typename T, bool SCAN>
-__device__ __forceinline__ void solve_row(row_memory<T, SCAN> &w, int t)
+template <typename T, bool SCAN> INLINE void solve_row(row_memory<T, SCAN> &w, int t)
 {
     constexpr int C = row_columns<T>, GROUPS = THREADS / C;
     const int column = thread() % C, group = thread() / C;
@@ -525,7 +505,7 @@ __device__ __forceinline__ void solve_row(row_memory<T, SCAN> &w, int t)
 
 // S of the next border, from a chunk whose rows are all there.
 template <typename T, bool SCAN, int N>
-__device__ __forceinline__ void close_chunk(row_memory<T, SCAN> &w, float (&S)[N][4])
+INLINE void close_chunk(row_memory<T, SCAN> &w, float (&S)[N][4])
 {
     const float end = w.G[CHUNK - 1], decay = expf(end);
     if (thread() < CHUNK) w.log_decay[thread()] = expf(end - w.G[thread()]);
@@ -539,8 +519,8 @@ __device__ __forceinline__ void close_chunk(row_memory<T, SCAN> &w, float (&S)[N
 // Rows t to `end` of a chunk, of one tile, the first of which is `row`, to out. All threads are
 // done with the chunk behind it.
 template <typename T, bool SCAN, int N>
-__device__ __forceinline__ void add_rows(row_memory<T, SCAN> &w, float (&S)[N][4], T *out,
-                                         const source<T, SCAN> &f, int row, int t, int end)
+INLINE void add_rows(row_memory<T, SCAN> &w, float (&S)[N][4], T *out, const source<T, SCAN> &f,
+                     int row, int t, int end)
 {
     constexpr int C = row_columns<T>, M = C / 8 / TILES;
     const int steps = (f.key_dim + 15) / 16, warp = thread() / 32;
@@ -591,7 +571,7 @@ __device__ __forceinline__ void add_rows(row_memory<T, SCAN> &w, float (&S)[N][4
 }
 
 // Has what the lines of n floats hold on its way to the second-level cache.
-__device__ __forceinline__ void prefetch(const float *from, int n)
+INLINE void prefetch(const float *from, int n)
 {
     for (int i = thread() * 32; i < n; i += blockDim.x * 32)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
@@ -599,9 +579,8 @@ __device__ __forceinline__ void prefetch(const float *from, int n)
 
 // S, as sums where it is to move on, and the n rows of the open chunk.
 template <typename T, bool SCAN, int N>
-__device__ __forceinline__ void read_slot(row_memory<T, SCAN> &w, float (&S)[N][4],
-                                          const slot_parts &slot, const source<T, SCAN> &f, int n,
-                                          bool moves)
+INLINE void read_slot(row_memory<T, SCAN> &w, float (&S)[N][4], const slot_parts &slot,
+                      const source<T, SCAN> &f, int n, bool moves)
 {
     constexpr int C = row_columns<T>;
     prefetch(slot.k, n * f.key_dim);
@@ -619,8 +598,8 @@ __device__ __forceinline__ void read_slot(row_memory<T, SCAN> &w, float (&S)[N][
 
 // A sequence of one row and those that go on from it.
 template <typename T, bool SCAN>
-__device__ __forceinline__ void run_unit(row_memory<T, SCAN> &w, T *out, const source<T, SCAN> &f,
-                                         const delta_rows &b, const delta_shape &s, int seq)
+INLINE void run_unit(row_memory<T, SCAN> &w, T *out, const source<T, SCAN> &f, const delta_rows &b,
+                     const delta_shape &s, int seq)
 {
     constexpr int C = row_columns<T>;
     const int first = b.query_start[seq], end = delta_unit_end(b, seq), from = b.state_from[seq];
@@ -645,11 +624,11 @@ __device__ __forceinline__ void run_unit(row_memory<T, SCAN> &w, T *out, const s
     bool closed = position == 0;
     int known = n; // rows of u that the slot it came from has
     for (int next = seq, last; next < end; next = last + 1) {
-        last =
-            next; // of a row and drafts behind it, of one tile, which leave no state between them
+        last = next; // of a row and drafts behind it, of one tile, with no state between them
         while (!delta_leaves(b, last, end) && (n + last - next + 1) % 16 > 0) last++;
-        add_rows(w, S, out, f, b.query_start[next], n, n + last - next + 1);
-        n = (n + last - next + 1) % CHUNK;
+        const int until = n + last - next + 1;
+        add_rows(w, S, out, f, b.query_start[next], n, until);
+        n = until % CHUNK;
         if (n == 0) closed = true, known = 0;
         if (delta_leaves(b, last, end)) {
             const bool same = b.state_slot[last] == from && !closed;
@@ -686,7 +665,7 @@ __global__ void __launch_bounds__(THREADS, 3)
  * columns of S (chain_kernel). */
 #define TRIANGLE (TILES * (TILES + 1) / 2) // tiles of 16 rows and 16 that these read
 
-__device__ __forceinline__ int tile_at(int tile, int of)
+INLINE int tile_at(int tile, int of)
 {
     return tile * (tile + 1) / 2 + of;
 }
@@ -712,7 +691,7 @@ struct stretch {
     int seq, first, rows, position;
 };
 
-__device__ __forceinline__ stretch stretch_of(const delta_rows &b, int seq)
+INLINE stretch stretch_of(const delta_rows &b, int seq)
 {
     const int first = b.query_start[seq];
     return {seq, first, b.query_start[seq + 1] - first,
@@ -720,13 +699,13 @@ __device__ __forceinline__ stretch stretch_of(const delta_rows &b, int seq)
 }
 
 // Pieces are numbered so that the number gives the sequence: no two have one, and some none.
-__device__ __forceinline__ int first_number(const delta_rows &b, int seq)
+INLINE int first_number(const delta_rows &b, int seq)
 {
     return b.query_start[seq] / CHUNK + 2 * seq;
 }
 
 // The k-th of a sequence; without rows where there are not so many.
-__device__ __forceinline__ piece piece_of(const stretch &s, int k)
+INLINE piece piece_of(const stretch &s, int k)
 {
     const int border = (s.position / CHUNK + k) * CHUNK, from = max(s.position, border);
     const int until = min(s.position + s.rows, border + CHUNK);
@@ -751,8 +730,8 @@ struct piece_rows {
 };
 
 template <typename T, bool SCAN>
-__device__ __forceinline__ void prepare_keys(piece_keys<T> &keys, const piece_rows &rows,
-                                             const source<T, SCAN> &f, const float *known)
+INLINE void prepare_keys(piece_keys<T> &keys, const piece_rows &rows, const source<T, SCAN> &f,
+                         const float *known)
 {
     constexpr int AT_ONCE = 4, WARPS = THREADS / 32;
     const float q_scale = 1.f / sqrtf((float)f.key_dim);
@@ -787,9 +766,8 @@ __device__ __forceinline__ void prepare_keys(piece_keys<T> &keys, const piece_ro
 
 // The gates of the rows of n value heads from `first` on.
 template <typename T, bool SCAN>
-__device__ __forceinline__ void prepare_gates(prepared<T> &w, const piece_rows &rows,
-                                              const rule_inputs<T, SCAN> &in, const delta_shape &s,
-                                              int first, int n)
+INLINE void prepare_gates(prepared<T> &w, const piece_rows &rows, const rule_inputs<T, SCAN> &in,
+                          const delta_shape &s, int first, int n)
 {
     const int h = thread() / CHUNK, i = thread() % CHUNK;
     if (h >= n) return;
@@ -801,8 +779,7 @@ __device__ __forceinline__ void prepare_gates(prepared<T> &w, const piece_rows &
 }
 
 // G of a value head, by a warp: behind the known rows' the sum of the log decays in order.
-__device__ __forceinline__ void sum_decays(float *to, const float *log_decays, int n_known,
-                                           const float *known)
+INLINE void sum_decays(float *to, const float *log_decays, int n_known, const float *known)
 {
     const int lane = thread() % 32;
     float G = n_known > 0 ? known[n_known - 1] : 0.f;
@@ -822,9 +799,8 @@ __device__ __forceinline__ void sum_decays(float *to, const float *log_decays, i
 
 // From a tile's products of its queries (is_q) or keys with keys.
 template <typename T, bool SCAN, int N>
-__device__ __forceinline__ void write_compared(piece_head<T, SCAN> &to, const float *G,
-                                               const float *beta, float (&sums)[N][4], int tile,
-                                               bool is_q)
+INLINE void write_compared(piece_head<T, SCAN> &to, const float *G, const float *beta,
+                           float (&sums)[N][4], int tile, bool is_q)
 {
     each_pair(sums, [&](int row, int j, float x, float y) {
         const int t = 16 * tile + row, of = j / 16;
@@ -935,14 +911,13 @@ template <typename T, bool SCAN> struct chain_args {
 // outputs.
 #define CHAIN_THREADS (32 * TILES)
 
-template <int BARRIER, int N> __device__ __forceinline__ void meet()
+template <int BARRIER, int N> INLINE void meet()
 {
     asm volatile("barrier.sync %0, %1;" ::"n"(BARRIER), "n"(N) : "memory");
 }
 
 // Has bytes, or zeros, on their way, by the one with number `own` of n threads.
-__device__ __forceinline__ void fetch_bytes(void *to, const void *from, int bytes, int own, int n,
-                                            bool is_there = true)
+INLINE void fetch_bytes(void *to, const void *from, int bytes, int own, int n, bool is_there = true)
 {
     for (int i = own; i < bytes / 16; i += n)
         copy16((bf16 *)to + 8 * i, (const bf16 *)from + 8 * i, is_there);
@@ -951,8 +926,8 @@ __device__ __forceinline__ void fetch_bytes(void *to, const void *from, int byte
 // The same of rows t to `stop` of a tile: those from `begin` to `end` lie one `stride` behind the
 // other, and have the first `columns` columns; zeros in what is not there.
 template <int WIDTH, typename T, int P>
-__device__ __forceinline__ void fetch_rows(T (*to)[P], const T *from, int64_t stride, int columns,
-                                           int t, int stop, int begin, int end, int own, int n)
+INLINE void fetch_rows(T (*to)[P], const T *from, int64_t stride, int columns, int t, int stop,
+                       int begin, int end, int own, int n)
 {
     constexpr int V = wide<T>;
     const bool in_units = ((size_t)from | stride * sizeof(T)) % 16 == 0 && columns % V == 0;
@@ -972,9 +947,8 @@ __device__ __forceinline__ void fetch_rows(T (*to)[P], const T *from, int64_t st
 
 // Has what a piece needs on its way.
 template <typename T, bool SCAN>
-__device__ __forceinline__ void fetch(chain_stage<T, SCAN> &to, const chain_args<T, SCAN> &a,
-                                      const piece &p, const source<T, SCAN> &f,
-                                      const delta_shape &s)
+INLINE void fetch(chain_stage<T, SCAN> &to, const chain_args<T, SCAN> &a, const piece &p,
+                  const source<T, SCAN> &f, const delta_shape &s)
 {
     constexpr int ROW = (DIM + PITCH) * (int)sizeof(T), N = THREADS - CHAIN_THREADS;
     const int own = thread() - CHAIN_THREADS;
@@ -999,9 +973,8 @@ __device__ __forceinline__ void fetch(chain_stage<T, SCAN> &to, const chain_args
 // What rows `first` to `last` read of u of a tile before them; `own` of n warps has every n-th four
 // rows.
 template <typename T>
-__device__ __forceinline__ void read_before(chain_memory<T, false> &w,
-                                            const piece_head<T, false> &head, int of, int first,
-                                            int last, int own, int n)
+INLINE void read_before(chain_memory<T, false> &w, const piece_head<T, false> &head, int of,
+                        int first, int last, int own, int n)
 {
     const int column = thread() % 32;
     float u[16];
@@ -1022,8 +995,7 @@ __device__ __forceinline__ void read_before(chain_memory<T, false> &w,
 
 // u of a tile's rows from row t of the chunk on, by a warp.
 template <typename T>
-__device__ __forceinline__ void solve_tile(chain_memory<T, false> &w,
-                                           const piece_head<T, false> &head, int tile, int t)
+INLINE void solve_tile(chain_memory<T, false> &w, const piece_head<T, false> &head, int tile, int t)
 {
     const int column = thread() % 32;
     const float(*read)[16] = head.read[tile_at(tile, tile)];
@@ -1053,8 +1025,7 @@ __device__ __forceinline__ void solve_tile(chain_memory<T, false> &w,
 // u of a piece from r; tile by tile, of which one is solved while those behind it read the one
 // before.
 template <typename T>
-__device__ __forceinline__ void solve_piece(chain_memory<T, false> &w,
-                                            const piece_head<T, false> &head, const piece &p)
+INLINE void solve_piece(chain_memory<T, false> &w, const piece_head<T, false> &head, const piece &p)
 {
     const int warp = thread() / 32, begin = p.t / 16, last = tile_end(p.end);
     for (int of = 0; of < begin; of++) read_before(w, head, of, 16 * begin, last, warp, TILES);
@@ -1074,9 +1045,8 @@ __device__ __forceinline__ void solve_piece(chain_memory<T, false> &w,
 
 // A tile's queries or keys times S.
 template <typename T, bool SCAN>
-__device__ __forceinline__ void multiply_state(float (&sums)[COLUMNS / 8][4],
-                                               const T (*rows)[DIM + PITCH],
-                                               const chain_memory<T, SCAN> &w, int steps)
+INLINE void multiply_state(float (&sums)[COLUMNS / 8][4], const T (*rows)[DIM + PITCH],
+                           const chain_memory<T, SCAN> &w, int steps)
 {
     const auto left = plain(rows[0], DIM + PITCH);
     const auto S = plain(w.S[0], COLUMNS + PITCH);
@@ -1090,21 +1060,20 @@ __device__ __forceinline__ void multiply_state(float (&sums)[COLUMNS / 8][4],
 // The sums of S of a thread of the chain: 32 keys to a warp.
 typedef float chain_sums[2][COLUMNS / 8][4];
 
-__device__ __forceinline__ int chain_key(int m)
+INLINE int chain_key(int m)
 {
     return thread() / 32 * 32 + 16 * m;
 }
 
-template <typename T, bool SCAN>
-__device__ __forceinline__ void show(chain_memory<T, SCAN> &w, chain_sums &S)
+template <typename T, bool SCAN> INLINE void show(chain_memory<T, SCAN> &w, chain_sums &S)
 {
     unrolled<2>([&](int m) { write_operand(w.S, S[m], chain_key(m)); });
 }
 
 // A piece, by the threads of the chain.
 template <typename T, bool SCAN>
-__device__ __forceinline__ void go_on(chain_memory<T, SCAN> &w, const chain_stage<T, SCAN> &stage,
-                                      chain_sums &S, const piece &p, int steps)
+INLINE void go_on(chain_memory<T, SCAN> &w, const chain_stage<T, SCAN> &stage, chain_sums &S,
+                  const piece &p, int steps)
 {
     const int first = thread() / 32 * 16;
     const piece_head<T, SCAN> &head = stage.head;
@@ -1138,9 +1107,8 @@ __device__ __forceinline__ void go_on(chain_memory<T, SCAN> &w, const chain_stag
 
 // Its outputs, by the others, who have `next` on its way meanwhile.
 template <typename T, bool SCAN>
-__device__ __forceinline__ void write_outputs(chain_memory<T, SCAN> &w,
-                                              const chain_stage<T, SCAN> &stage, T *out,
-                                              const piece &p, const source<T, SCAN> &f, int steps)
+INLINE void write_outputs(chain_memory<T, SCAN> &w, const chain_stage<T, SCAN> &stage, T *out,
+                          const piece &p, const source<T, SCAN> &f, int steps)
 {
     const int tile = thread() / 32 % TILES, first = 16 * tile;
     const bool takes_part = first < p.end && first + 16 > p.t;
@@ -1179,8 +1147,8 @@ __host__ __device__ __forceinline__ int padded(int head_dim)
 
 // Where S lies in memory that a packed batch's chain has left at the border above 0 before a row of
 // a sequence: with the rows of it, or of the unit's first, that close the chunk before.
-__device__ __forceinline__ int64_t border_at(const delta_rows &b, const delta_shape &s, int unit,
-                                             int seq, int border, int head)
+INLINE int64_t border_at(const delta_rows &b, const delta_shape &s, int unit, int seq, int border,
+                         int head)
 {
     if (border <= b.first_position[seq]) seq = unit;
     const int n = border / CHUNK - b.first_position[seq] / CHUNK - 1;
@@ -1190,8 +1158,7 @@ __device__ __forceinline__ int64_t border_at(const delta_rows &b, const delta_sh
 
 // Rows of a tile to memory, one `stride` behind the other, by those that do not go on.
 template <typename T>
-__device__ __forceinline__ void leave_rows(T *to, int64_t stride, const T (*from)[COLUMNS + PITCH],
-                                           int rows)
+INLINE void leave_rows(T *to, int64_t stride, const T (*from)[COLUMNS + PITCH], int rows)
 {
     constexpr int V = wide<T>, UNITS = COLUMNS / V;
     for (int i = thread() - CHAIN_THREADS; i < rows * UNITS; i += THREADS - CHAIN_THREADS)
@@ -1201,9 +1168,9 @@ __device__ __forceinline__ void leave_rows(T *to, int64_t stride, const T (*from
 
 // What the gradient needs of a piece, in the place of its outputs.
 template <typename T, bool SCAN>
-__device__ __forceinline__ void
-leave_piece(const chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a, const delta_rows &b,
-            const delta_shape &s, int unit, int seq, const piece &p, const source<T, SCAN> &f)
+INLINE void leave_piece(const chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a,
+                        const delta_rows &b, const delta_shape &s, int unit, int seq,
+                        const piece &p, const source<T, SCAN> &f)
 {
     const int width = padded(f.head_dim);
     if (p.t == 0 && p.border > 0)
@@ -1214,12 +1181,12 @@ leave_piece(const chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a, const 
 }
 
 // What a thread has of S in a place of its own in scratch.
-template <int N> __device__ __forceinline__ void keep(float *to, float (&S)[N][4])
+template <int N> INLINE void keep(float *to, float (&S)[N][4])
 {
     unrolled<N>([&](int n) { store<float, 4>(to + (n * blockDim.x + thread()) * 4, S[n]); });
 }
 
-template <int N> __device__ __forceinline__ void recall(float (&S)[N][4], const float *from)
+template <int N> INLINE void recall(float (&S)[N][4], const float *from)
 {
     unrolled<N>([&](int n) { load<float, 4>(S[n], from + (n * blockDim.x + thread()) * 4); });
 }
@@ -1229,9 +1196,9 @@ template <int N> __device__ __forceinline__ void recall(float (&S)[N][4], const 
 
 // A sequence and those that go on from it. memory: the block's, of BEGIN_FLOATS.
 template <typename T, bool SCAN>
-__device__ __forceinline__ void run_chain(chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a,
-                                          const source<T, SCAN> &f, const delta_rows &b,
-                                          const delta_shape &s, int seq, float *memory)
+INLINE void run_chain(chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a,
+                      const source<T, SCAN> &f, const delta_rows &b, const delta_shape &s, int seq,
+                      float *memory)
 {
     constexpr int STAGES = chain_stages<T>;
     const bool is_chain = thread() < CHAIN_THREADS;
@@ -1526,21 +1493,21 @@ template <typename T, bool SCAN> struct back_arrays {
 
 // A warp's 16 rows of a matrix; its share of the columns, which the warps of a tile of rows divide
 // among them; and, of `all` columns, the first of that.
-__device__ __forceinline__ int own_row()
+INLINE int own_row()
 {
     return thread() / 32 % TILES * 16;
 }
-__device__ __forceinline__ int own_share()
+INLINE int own_share()
 {
     return thread() / 32 / TILES;
 }
-template <int C> __device__ __forceinline__ int first_column(int all)
+template <int C> INLINE int first_column(int all)
 {
     return own_share() * (all / (2 * parts<C>));
 }
 
 // What the threads of a warp have of the sums of its rows, added up.
-__device__ __forceinline__ void write_row_sums(float (*to)[CHUNK], const float (&rows)[2])
+INLINE void write_row_sums(float (*to)[CHUNK], const float (&rows)[2])
 {
     unrolled<2>([&](int r) {
         const float sum = lanes_sum<4>(rows[r]);
@@ -1551,8 +1518,7 @@ __device__ __forceinline__ void write_row_sums(float (*to)[CHUNK], const float (
 // A warp's sums of the gradient of `seen` or `read`, from (rows of dout or of du) times u, and what
 // G gets of it.
 template <typename T, int C, bool SCAN, int N>
-__device__ __forceinline__ void compare_back(back_tiles<T, C, SCAN> &w, float (&sums)[N][4],
-                                             bool is_q, int n)
+INLINE void compare_back(back_tiles<T, C, SCAN> &w, float (&sums)[N][4], bool is_q, int n)
 {
     const int first = own_row(), share = first_column<C>(CHUNK), lane = thread() % 32;
     float rows[2] = {}, column_sums[N][2] = {};
@@ -1591,7 +1557,7 @@ __device__ __forceinline__ void compare_back(back_tiles<T, C, SCAN> &w, float (&
 
 // Those sums to where the matrix lay that all have read by now.
 template <int C, typename T, int P, int N>
-__device__ __forceinline__ void write_dcompared(T (*to)[P], float (&sums)[N][4])
+INLINE void write_dcompared(T (*to)[P], float (&sums)[N][4])
 {
     const int first = own_row(), column = first_column<C>(CHUNK);
     each_pair(sums, [&](int i, int c, float x, float y) {
@@ -1602,7 +1568,7 @@ __device__ __forceinline__ void write_dcompared(T (*to)[P], float (&sums)[N][4])
 // The sums of u's gradient in r from the last row to row `own`, sixteen at a time; rows before get
 // theirs of these.
 template <typename T, int C, bool SCAN>
-__device__ __forceinline__ void solve_back(back_tiles<T, C, SCAN> &w, int own, int n)
+INLINE void solve_back(back_tiles<T, C, SCAN> &w, int own, int n)
 {
     constexpr int GROUPS = threads<C> / C, EACH = 16 / GROUPS;
     const int column = thread() % C, group = thread() / C;
@@ -1639,8 +1605,7 @@ __device__ __forceinline__ void solve_back(back_tiles<T, C, SCAN> &w, int own, i
 
 // Adds up sums times vectors[row][column] over a warp's columns from `first` on.
 template <typename T, int N, int P>
-__device__ __forceinline__ void row_products(float (*to)[CHUNK], float (&sums)[N][4],
-                                             const T (*vectors)[P], int first)
+INLINE void row_products(float (*to)[CHUNK], float (&sums)[N][4], const T (*vectors)[P], int first)
 {
     float rows[2] = {};
     int i = 0;
@@ -1652,9 +1617,9 @@ __device__ __forceinline__ void row_products(float (*to)[CHUNK], float (&sums)[N
 
 // Has all that is read of a chunk on its way; for all threads to wait for.
 template <typename T, int C, bool SCAN>
-__device__ __forceinline__ void
-fetch_back(back_tiles<T, C, SCAN> &w, const back_arrays<T, SCAN> &a, const source<T, SCAN> &f,
-           const delta_rows &b, const delta_shape &s, int unit, int seq, const piece_rows &rows)
+INLINE void fetch_back(back_tiles<T, C, SCAN> &w, const back_arrays<T, SCAN> &a,
+                       const source<T, SCAN> &f, const delta_rows &b, const delta_shape &s,
+                       int unit, int seq, const piece_rows &rows)
 {
     constexpr int ROW = (DIM + PITCH) * (int)sizeof(T), N = threads<C>;
     const piece &p = rows.p;
