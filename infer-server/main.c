@@ -329,7 +329,7 @@ static enum status serve(void *context)
         st = follower_run(&o.engine);
         goto out;
     }
-    alone = o.engine.who.counted; // until the engine's thread meets the others
+    alone = o.engine.who.counted; // until server_run()
     if (c->api_key_file) CHECK(api_key_read("--api-key-file", c->api_key_file, &key));
     st = unix_listen(socket_path, &socket);
     if (st == ST_IO && !c->socket)

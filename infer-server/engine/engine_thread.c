@@ -193,7 +193,6 @@ void *engine_thread(void *arg)
     struct engine *e = arg;
     pthread_setname_np(pthread_self(), "engine");
     enum status st = engine_open_device(e);
-    if (st != ST_OK) group_give_up(e->options.bridge_path, &e->options.who, st);
     pthread_mutex_lock(&e->lock);
     e->opened = true;
     status_keep(&e->open_status, st);

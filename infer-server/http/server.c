@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
+#include "infer-server/weights/group.h"
 
 #include <math.h>
 #include <signal.h>
@@ -218,6 +219,8 @@ enum status server_run(const struct server_options *options)
     else if (s->host.lost_event)
         st = status_fail(ST_NO_MEMORY, "out of memory");
 out:
+    // its ranks have not met
+    if (!s->engine) group_give_up(options->engine.bridge_path, &options->engine.who, st);
     stop(s);
     free(s);
     return st;

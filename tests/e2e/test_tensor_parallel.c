@@ -117,21 +117,31 @@ static void refused(const char *folder, const char *const options[], const char 
     assert_contains(test_read(d.log), sentence);
 }
 
-// What rank 0 alone reads ends both at once, though nothing kills the other, which says why.
+// What rank 0 alone reads ends both at once, though nothing kills the other, which says why: before
+// the server, of the server, and of the engine.
 TEST(rank_0_that_fails_before_all_meet_ends_all)
 {
+    const char *policy = daemon_model(test_folder(), true, 8), *broken = test_folder();
+    const char *const why[] = {"/nowhere/key", "tokenizer.json", "/nowhere/draft"};
+    const char *const *const options[] = {args("--model %s --api-key-file /nowhere/key", policy),
+                                          args("--model %s", broken),
+                                          args("--model %s --draft /nowhere/draft "
+                                               "--speculative draft_model",
+                                               policy)};
     mpirun_words(2);
-    const char *folder = test_folder(), *log = test_path(folder, "log");
-    const int64_t start_ns = clock_now_ns();
-    test_command(log, 60000,
-                 JOIN(mpirun_words(2),
-                      args("%s --model %s --device cpu --tensor-parallel-size 2 --socket %s/s "
-                           "--bridge %s/b --api-key-file /nowhere/key",
-                           test_binary("cw-infer-server"), daemon_model(test_folder(), true, 8),
-                           folder, folder)));
-    assert_contains(test_read(log), "error: rank 0 (");
-    assert_contains(test_read(log), ") has failed: ");
-    assert_true(clock_ms_since(start_ns) < 20000);
+    test_command(test_path(broken, "log"), 10000, args("cp -r %s/. %s", policy, broken));
+    test_write(test_path(broken, "tokenizer.json"), "{", 1);
+    for (int i = 0; i < 3; i++) {
+        const char *folder = test_folder(), *log = test_path(folder, "log");
+        const int64_t start_ns = clock_now_ns();
+        const char *const *given =
+            args("%s --device cpu --tensor-parallel-size 2 --socket %s/s --bridge %s/b",
+                 test_binary("cw-infer-server"), folder, folder);
+        test_command(log, 60000, JOIN(mpirun_words(2), JOIN(given, options[i])));
+        assert_contains(test_read(log), "error: rank 0 (");
+        assert_contains(strstr(test_read(log), ") has failed: "), why[i]);
+        assert_true(clock_ms_since(start_ns) < 20000);
+    }
 }
 
 // ---- clients ------------------------------------------------------------------------------------
