@@ -475,9 +475,9 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, co
     m->ops->gather_rows(m->dev, m->expert_in, experts_input(m, l, rows),
                         &(struct gather_args){routing->row, a, shape.width, 1.0f, m->dt, 0, 0});
     const void *in = model_rounded(m, m->expert_in, &up, &first);
-    if (w->gate_up_bias) {
+    if (up.bias) {
         m->ops->matmul_experts(m->dev, gate_up, in, up.w, own.offsets, own.n, &first);
-        add_experts_bias(m, gate_up, w->gate_up_bias, &own, a, up.n);
+        add_experts_bias(m, gate_up, up.bias, &own, a, up.n);
         m->ops->act(m->dev, m->act, gate_up, &act);
     } else {
         m->ops->matmul_experts_act(m->dev, m->act, gate_up, in, up.w, own.offsets, own.n, &first,
@@ -486,7 +486,7 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, co
     in = model_rounded(m, m->act, &down, &second);
     model_experts_begin(m, l, out, a);
     m->ops->matmul_experts(m->dev, out, in, down.w, own.offsets, own.n, &second);
-    if (model_begins_mlp(m, l)) add_experts_bias(m, out, w->down_bias, &own, a, down.n);
+    if (model_begins_mlp(m, l)) add_experts_bias(m, out, down.bias, &own, a, down.n);
     model_experts_end(m, l, out, a);
     const bool latent = layer->expert_latent > 0;
     m->ops->moe_combine(m->dev, latent ? m->latent_sum : x_out, out, routing->place,

@@ -174,9 +174,7 @@ struct role {
 #define OF_EXPERTS      .of_experts = true
 #define IN_TWIN         .in_twin = true
 #define MATRIX(r, c)    .rows = SIZE_##r, .cols = SIZE_##c
-// A layer has one MLP or experts, in the same place.
-#define MLP_UP   IN_LAYER(gate_up), .rows = SIZE_UP, .parts = {SIZE_INNER, SIZE_INNER}
-#define MLP_DOWN IN_LAYER(down)
+#define TWO_INNER       .parts = {SIZE_INNER, SIZE_INNER}
 
 static const struct role roles[ROLE_COUNT] = {
     [ROLE_EMBED] = {IN_MODEL(embed), .when = IF_WHOLE, MATRIX(VOCAB, HIDDEN)},
@@ -237,17 +235,17 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_EXPERT_SCALE] = {IN_LAYER(expert_scale), .is_norm = true, .when = IF_BESIDE,
                            .rows = SIZE_EXPERTS},
     [ROLE_EXPERTS_NORM] = {IN_LAYER(experts_norm), NORM, .when = IF_BESIDE},
-    [ROLE_GATE_UP] = {MLP_UP, IN_TWIN, .when = IF_MLP, .cols = SIZE_HIDDEN},
-    [ROLE_GATE_UP_BIAS] = {BIAS_OF(gate_up), .when = IF_MLP_BIAS},
-    [ROLE_EXPERTS_GATE_UP] = {MLP_UP, IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, .cols = SIZE_EXPERT},
-    [ROLE_EXPERTS_GATE_UP_BIAS] = {BIAS_OF(gate_up), OF_EXPERTS, .when = IF_EXPERTS_BIAS},
+    [ROLE_GATE_UP] = {IN_TWIN, .when = IF_MLP, MATRIX(UP, HIDDEN), TWO_INNER},
+    [ROLE_GATE_UP_BIAS] = {BIAS, .when = IF_MLP_BIAS},
+    [ROLE_EXPERTS_GATE_UP] = {IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, MATRIX(UP, EXPERT),
+                              TWO_INNER},
+    [ROLE_EXPERTS_GATE_UP_BIAS] = {BIAS, OF_EXPERTS, .when = IF_EXPERTS_BIAS},
     [ROLE_EXPERTS_IN] = {IN_TWIN, .when = IF_EXPERTS_LATENT, MATRIX(EXPERT, HIDDEN)},
     [ROLE_EXPERTS_OUT] = {IN_TWIN, .when = IF_EXPERTS_LATENT, MATRIX(HIDDEN, EXPERT)},
-    [ROLE_DOWN] = {MLP_DOWN, IN_TWIN, .when = IF_MLP, MATRIX(HIDDEN, INNER)},
-    [ROLE_DOWN_BIAS] = {BIAS_OF(down), .when = IF_MLP_BIAS},
-    [ROLE_EXPERTS_DOWN] = {MLP_DOWN, IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS,
-                           MATRIX(EXPERT, INNER)},
-    [ROLE_EXPERTS_DOWN_BIAS] = {BIAS_OF(down), OF_EXPERTS, .when = IF_EXPERTS_BIAS},
+    [ROLE_DOWN] = {IN_TWIN, .when = IF_MLP, MATRIX(HIDDEN, INNER)},
+    [ROLE_DOWN_BIAS] = {BIAS, .when = IF_MLP_BIAS},
+    [ROLE_EXPERTS_DOWN] = {IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, MATRIX(EXPERT, INNER)},
+    [ROLE_EXPERTS_DOWN_BIAS] = {BIAS, OF_EXPERTS, .when = IF_EXPERTS_BIAS},
     [ROLE_SHARED_GATE_UP] = {IN_TWIN, .when = IF_SHARED, MATRIX(SHARED_UP, HIDDEN),
                              .parts = {SIZE_SHARED_INNER, SIZE_SHARED_INNER}},
     [ROLE_SHARED_DOWN] = {IN_TWIN, .when = IF_SHARED, MATRIX(HIDDEN, SHARED_INNER)},

@@ -83,12 +83,9 @@ struct layer_weights { // pointers into the arena; NULL where the family has non
     void *router_norm, *experts_norm; // (hidden) of what router and experts read; then (n_experts)
     void *expert_scale;               // of weights, and (hidden) behind MLP and experts
     void *post_shared_norm, *post_experts_norm;
-    void *gate_up, *gate_up_bias; // (2 * intermediate, hidden): gate rows, then up rows; or the up
-                                  // rows alone; n_experts of them where there are experts
-    void *down, *down_bias;       // (hidden, intermediate), as many
-    void *post_mlp_norm;          // (hidden)
-    void *post_layer_norm;        // (hidden)
-    float *layer_scale;           // (1)
+    void *post_mlp_norm;   // (hidden)
+    void *post_layer_norm; // (hidden)
+    float *layer_scale;    // (1)
 };
 
 struct weights {

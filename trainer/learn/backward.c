@@ -512,9 +512,10 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     struct model *m = b->m;
     const struct layer_config *layer = &m->config->layers[l];
     const struct ops *ops = m->ops;
-    const struct layer_weights *g = &b->grads->layers[l];
     const struct weight_matrix up = weights_matrix(m->weights, ROLE_EXPERTS_GATE_UP, l),
-                               down = weights_matrix(m->weights, ROLE_EXPERTS_DOWN, l);
+                               down = weights_matrix(m->weights, ROLE_EXPERTS_DOWN, l),
+                               dup = weights_matrix(b->grads, ROLE_EXPERTS_GATE_UP, l),
+                               ddown = weights_matrix(b->grads, ROLE_EXPERTS_DOWN, l);
     const struct moe_routing *r = &tape->routing;
     const struct moe_shape shape = model_moe_shape(m, l, rows);
     const bool latent = layer->expert_latent > 0;
@@ -538,11 +539,10 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     ops->moe_combine_back(m->dev, b->dexpert, b->dweight, dout, tape->expert_out, &scaled, &shape);
     ops->matmul_experts(m->dev, b->dact, b->dexpert, down.w, own.offsets, own.n, &to_act);
     ops->act_back(m->dev, b->dgate_up, m->act, b->dact, tape->gate_up, &act);
-    experts_to_weight(m, g->down, g->down_bias, b->dexpert, m->act, &own, a, width, inner);
+    experts_to_weight(m, ddown.w, ddown.bias, b->dexpert, m->act, &own, a, width, inner);
     ops->gather_rows(m->dev, m->expert_in, experts_input(m, l, rows),
                      &(struct gather_args){r->row, a, width, 1.0f, m->dt, 0, 0});
-    experts_to_weight(m, g->gate_up, g->gate_up_bias, b->dgate_up, m->expert_in, &own, a, up.n,
-                      width);
+    experts_to_weight(m, dup.w, dup.bias, b->dgate_up, m->expert_in, &own, a, up.n, width);
     model_experts_begin(m, l, b->dexpert, a);
     ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, up.w, own.offsets, own.n, &to_input);
     model_experts_end(m, l, b->dexpert, a);
