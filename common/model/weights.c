@@ -170,7 +170,8 @@ struct role {
 #define IN_MODEL(field) .pointer = offsetof(struct weights, field), .in_model = true
 #define BIAS            .is_bias = true
 #define BIAS_OF(field)  IN_LAYER(field##_bias), BIAS
-#define NORM            .is_norm = true, .rows = SIZE_HIDDEN
+#define NORM_OF(r)      .is_norm = true, .rows = SIZE_##r
+#define NORM            NORM_OF(HIDDEN)
 #define OF_EXPERTS      .of_experts = true
 #define IN_TWIN         .in_twin = true
 #define MATRIX(r, c)    .rows = SIZE_##r, .cols = SIZE_##c
@@ -182,8 +183,8 @@ static const struct role roles[ROLE_COUNT] = {
                           MATRIX(LAYER_VOCAB, LAYER_INPUTS)},
     [ROLE_LAYER_INPUT] = {IN_MODEL(layer_input), .when = IF_LAYER_INPUT,
                           MATRIX(LAYER_INPUTS, HIDDEN)},
-    [ROLE_LAYER_INPUT_NORM] = {IN_MODEL(layer_input_norm), .is_norm = true, .when = IF_LAYER_INPUT,
-                               .rows = SIZE_LAYER_INPUT},
+    [ROLE_LAYER_INPUT_NORM] = {IN_MODEL(layer_input_norm), NORM_OF(LAYER_INPUT),
+                               .when = IF_LAYER_INPUT},
     [ROLE_MTP_EMBED_NORM] = {IN_MODEL(mtp_embed_norm), NORM, .when = IF_MTP},
     [ROLE_MTP_HIDDEN_NORM] = {IN_MODEL(mtp_hidden_norm), NORM, .when = IF_MTP},
     [ROLE_MTP_PROJ] = {IN_MODEL(mtp_proj), .when = IF_MTP, MATRIX(HIDDEN, TWO_HIDDEN)},
@@ -192,19 +193,17 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_QKV] = {IN_TWIN, .when = IF_QKV, MATRIX(ATTN_IN, HIDDEN),
                   .parts = {SIZE_Q_IN, SIZE_K, SIZE_V}},
     [ROLE_QKV_BIAS] = {BIAS, .when = IF_QKV_BIAS},
-    [ROLE_Q_NORM] = {IN_LAYER(q_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_Q_NORM},
-    [ROLE_K_NORM] = {IN_LAYER(k_norm), .is_norm = true, .when = IF_K_NORM, .rows = SIZE_K_NORM},
+    [ROLE_Q_NORM] = {IN_LAYER(q_norm), NORM_OF(Q_NORM), .when = IF_QK_NORM},
+    [ROLE_K_NORM] = {IN_LAYER(k_norm), NORM_OF(K_NORM), .when = IF_K_NORM},
     [ROLE_SINKS] = {IN_LAYER(sinks), .when = IF_SINKS, .rows = SIZE_HEADS},
     [ROLE_Q_A] = {IN_TWIN, .when = IF_LATENT_Q_A, MATRIX(Q_RANK, HIDDEN)},
     [ROLE_Q_A_BIAS] = {BIAS, .when = IF_Q_A_BIAS},
-    [ROLE_Q_A_NORM] = {IN_LAYER(q_a_norm), .is_norm = true, .when = IF_LATENT_Q_A,
-                       .rows = SIZE_Q_RANK},
+    [ROLE_Q_A_NORM] = {IN_LAYER(q_a_norm), NORM_OF(Q_RANK), .when = IF_LATENT_Q_A},
     [ROLE_Q_B] = {IN_TWIN, .when = IF_LATENT_Q_A, MATRIX(Q, Q_RANK)},
     [ROLE_Q] = {IN_TWIN, .when = IF_LATENT_Q, MATRIX(Q, HIDDEN)},
     [ROLE_KV_A] = {IN_TWIN, .when = IF_LATENT, MATRIX(LATENT, HIDDEN)},
     [ROLE_KV_A_BIAS] = {BIAS, .when = IF_KV_A_BIAS},
-    [ROLE_KV_A_NORM] = {IN_LAYER(kv_a_norm), .is_norm = true, .when = IF_LATENT,
-                        .rows = SIZE_LATENT_RANK},
+    [ROLE_KV_A_NORM] = {IN_LAYER(kv_a_norm), NORM_OF(LATENT_RANK), .when = IF_LATENT},
     [ROLE_KV_B] = {IN_TWIN, .when = IF_LATENT, MATRIX(LATENT_HEADS, LATENT_RANK)},
     [ROLE_O] = {IN_TWIN, .when = IF_ATTENTION, MATRIX(HIDDEN, ATTN)},
     [ROLE_O_BIAS] = {BIAS, .when = IF_O_BIAS},
@@ -222,8 +221,7 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_DELTA_DT_BIAS] = {IN_LAYER(delta_dt_bias), .when = IF_DELTA_STATE,
                             .rows = SIZE_DELTA_HEADS},
     [ROLE_DELTA_SKIP] = {IN_LAYER(delta_skip), .when = IF_DELTA_SCAN, .rows = SIZE_DELTA_HEADS},
-    [ROLE_DELTA_NORM] = {IN_LAYER(delta_norm), .is_norm = true, .when = IF_DELTA_STATE,
-                         .rows = SIZE_DELTA_NORM},
+    [ROLE_DELTA_NORM] = {IN_LAYER(delta_norm), NORM_OF(DELTA_NORM), .when = IF_DELTA_STATE},
     [ROLE_DELTA_OUT] = {IN_TWIN, .when = IF_DELTA, MATRIX(HIDDEN, DELTA_VALUE)},
     [ROLE_DELTA_OUT_BIAS] = {BIAS, .when = IF_DELTA_BIAS},
     [ROLE_POST_ATTN_NORM] = {IN_LAYER(post_attn_norm), NORM, .when = IF_POST_NORM},
@@ -232,8 +230,7 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_ROUTER] = {.when = IF_EXPERTS, MATRIX(EXPERTS, HIDDEN)},
     [ROLE_ROUTER_LOGIT_BIAS] = {BIAS, .when = IF_ROUTER_LOGIT_BIAS},
     [ROLE_ROUTER_NORM] = {IN_LAYER(router_norm), NORM, .when = IF_BESIDE},
-    [ROLE_EXPERT_SCALE] = {IN_LAYER(expert_scale), .is_norm = true, .when = IF_BESIDE,
-                           .rows = SIZE_EXPERTS},
+    [ROLE_EXPERT_SCALE] = {IN_LAYER(expert_scale), NORM_OF(EXPERTS), .when = IF_BESIDE},
     [ROLE_EXPERTS_NORM] = {IN_LAYER(experts_norm), NORM, .when = IF_BESIDE},
     [ROLE_GATE_UP] = {IN_TWIN, .when = IF_MLP, MATRIX(UP, HIDDEN), TWO_INNER},
     [ROLE_GATE_UP_BIAS] = {BIAS, .when = IF_MLP_BIAS},
