@@ -264,13 +264,6 @@ static const struct role roles[ROLE_COUNT] = {
 };
 
 // ---- the plan -----------------------------------------------------------------------------------
-static int count_names(const char *pattern)
-{
-    int n = 1;
-    for (; *pattern; pattern++) n += *pattern == '|';
-    return n;
-}
-
 // Fills in one tensor's name: the part-th of the names that '|' separates, with the layer for its
 // first "%d" and the expert for its second.
 static void tensor_name(const char *pattern, int part, int layer, int expert, char ret[160])
@@ -330,17 +323,12 @@ static struct cut cut_role(const struct model_config *c, const struct layer_conf
     return cut;
 }
 
-// The block as this rank holds it, and as all do together.
-static struct cut cut_own(const struct model_config *c, int layer, enum tensor_role i)
-{
-    return cut_role(c, &c->layers[layer], config_vocab_rows(c), i);
-}
-
 // Tensors of an expert's parts: most families store each by itself, others all in one, or the first
 // ones.
 static int tensors_of(const struct model_config *c, enum tensor_role role, const struct cut *cut)
 {
-    const int names = count_names(family_name(c->family, role));
+    int names = 1;
+    for (const char *p = family_name(c->family, role); *p; p++) names += *p == '|';
     return names < cut->n_parts ? names : cut->n_parts;
 }
 
@@ -378,9 +366,10 @@ static int64_t code_bytes(const struct model_config *c, int64_t n)
 
 static void count_role(struct weights *w, enum tensor_role role, int layer, int64_t *n)
 {
+    const struct model_config *c = w->config;
     if (!is_planned(w, role)) return;
-    const struct cut cut = cut_own(w->config, layer, role);
-    if (cut.experts > 0) *n += (int64_t)cut.experts * tensors_of(w->config, role, &cut);
+    const struct cut cut = cut_role(c, &c->layers[layer], config_vocab_rows(c), role);
+    if (cut.experts > 0) *n += (int64_t)cut.experts * tensors_of(c, role, &cut);
 }
 
 // Adds rows to the slice: to its last run where they follow it.
@@ -453,7 +442,8 @@ static void plan_stored(const struct family *f, int layer, int experts, int e, i
 static void plan_role(struct weights *w, enum tensor_role role, int layer, int64_t *at)
 {
     const struct model_config *c = w->config;
-    const struct cut own = cut_own(c, layer, role),
+    // as this rank holds it, and as all do together
+    const struct cut own = cut_role(c, &c->layers[layer], config_vocab_rows(c), role),
                      whole = cut_role(c, &c->whole[layer], config_embedded(c), role);
     if (own.experts == 0 || !is_planned(w, role)) return;
     const int tensors = tensors_of(c, role, &own), together = own.n_parts - tensors; // in the first
