@@ -348,20 +348,18 @@ struct own_experts model_own_experts(const struct model *m, int l, const struct 
                                 r->offsets + layer_first_expert(m->config, layer)};
 }
 
-void model_experts_begin(struct model *m, int l, void *y, int a)
+void model_experts_begin(struct model *m, int l, void *y, int rows)
 {
     const struct layer_config *layer = &m->config->layers[l];
-    const size_t width = (size_t)layer_expert_width(m->config, layer);
-    if (layer_splits_experts(m->config, layer))
-        device_fill(m->dev, y, 0, (size_t)a * width * dtype_size(m->dt));
+    const size_t n = layer_expert_elements(m->config, layer, (size_t)rows);
+    if (layer_splits_experts(m->config, layer)) device_fill(m->dev, y, 0, n * dtype_size(m->dt));
 }
 
-void model_experts_end(struct model *m, int l, void *y, int a)
+void model_experts_end(struct model *m, int l, void *y, int rows)
 {
     const struct layer_config *layer = &m->config->layers[l];
-    const size_t width = (size_t)layer_expert_width(m->config, layer);
-    if (layer_splits_experts(m->config, layer))
-        comm_all_reduce(m->comm, y, (size_t)a * width, m->dt);
+    const size_t n = layer_expert_elements(m->config, layer, (size_t)rows);
+    if (layer_splits_experts(m->config, layer)) comm_all_reduce(m->comm, y, n, m->dt);
 }
 
 // y (a, width) += each row's expert's bias, where experts have any.
@@ -484,10 +482,10 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, co
                                    &act, tape != NULL);
     }
     in = model_rounded(m, m->act, &down, &second);
-    model_experts_begin(m, l, out, a);
+    model_experts_begin(m, l, out, rows);
     m->ops->matmul_experts(m->dev, out, in, down.w, own.offsets, own.n, &second);
     if (model_begins_mlp(m, l)) add_experts_bias(m, out, down.bias, &own, a, down.n);
-    model_experts_end(m, l, out, a);
+    model_experts_end(m, l, out, rows);
     const bool latent = layer->expert_latent > 0;
     m->ops->moe_combine(m->dev, latent ? m->latent_sum : x_out, out, routing->place,
                         model_expert_weights(m, l, routing, rows), &shape, !latent);
