@@ -24,10 +24,10 @@
 #define FILE_MAX   (64 << 10)
 #define GIVE_UP_MS 100 // in which rank 0 has written its address
 
-enum status address_init(struct address *p, const char *url, const char *token, bool one_host,
-                         const char *run_id)
+enum status address_init(struct address *p, const char *url, const char *token,
+                         const struct ranks *who)
 {
-    struct address address = {.one_host = one_host, .run_id = run_id};
+    struct address address = {.one_host = who->local_size == who->size, .who = who};
     char host[256], port[16];
     enum status st = ST_OK;
     address.file = strncmp(url, "file://", 7) == 0;
@@ -96,7 +96,7 @@ static enum status publish(const struct address *p, int port)
 {
     json_t *addresses = json_array();
     json_t *file = json_pack("{s:O?, s:s, s:s}", "addresses", addresses, "token", p->token,
-                             "run_id", p->run_id);
+                             "run_id", p->who->run_id);
     enum status st;
     if (!addresses || !file) FAIL(ST_NO_MEMORY, "no memory for %s", p->text);
     CHECK(list_addresses(port, p->one_host, addresses));
@@ -152,8 +152,8 @@ void address_leave(const struct address *p)
 
 void address_give_up(const struct address *p, const char *sentence)
 {
-    if (!p->file || !p->run_id[0]) return;
-    json_t *file = json_pack("{s:s, s:o, s:I}", "run_id", p->run_id, "failed",
+    if (!p->file || !p->who->run_id[0]) return;
+    json_t *file = json_pack("{s:s, s:o, s:I}", "run_id", p->who->run_id, "failed",
                              json_clean_string(sentence), "at", (json_int_t)clock_wall_s());
     // Once more where rank 0, which had looked before, has written its address over it.
     for (int i = 0; i < 3 && file && address_check(p) == ST_OK; i++) {
@@ -167,11 +167,11 @@ enum status address_check(const struct address *p)
 {
     json_t *file = NULL;
     enum status st = ST_OK;
-    if (!p->file || !p->run_id[0] || read_file(p->text, &file) != ST_OK) return ST_OK;
+    if (!p->file || !p->who->run_id[0] || read_file(p->text, &file) != ST_OK) return ST_OK;
     const char *run_id = json_string_value(json_object_get(file, "run_id")),
                *failed = json_string_value(json_object_get(file, "failed"));
-    const bool is_earlier = json_integer_value(json_object_get(file, "at")) < p->since_s;
-    if (run_id && failed && strcmp(run_id, p->run_id) == 0 && !is_earlier)
+    const bool is_earlier = json_integer_value(json_object_get(file, "at")) < p->who->since_s;
+    if (run_id && failed && strcmp(run_id, p->who->run_id) == 0 && !is_earlier)
         st = status_fail(ST_PEER_GONE, "%s", failed);
     json_decref(file);
     return st;
@@ -230,7 +230,7 @@ static enum status connect_by_file(struct address *p, int64_t deadline_ns, int *
     const json_t *addresses = json_object_get(file, "addresses");
     if (!token || !run_id || !json_array_size(addresses) || strlen(token) >= sizeof p->token)
         FAIL(ST_FORMAT, "%s is no file of a rendezvous", p->text);
-    if (*run_id && *p->run_id && strcmp(run_id, p->run_id) != 0)
+    if (*run_id && *p->who->run_id && strcmp(run_id, p->who->run_id) != 0)
         FAIL(ST_MISMATCH, "%s is of another run (%s), which ended without taking it away", p->text,
              run_id);
     st = status_fail(ST_FORMAT, "%s has no address", p->text);

@@ -10,16 +10,15 @@
 
 struct address {
     bool file;
-    bool one_host;    // all ranks are on one: a file's address is then loopback's
-    const char *text; // HOST:PORT or PATH; borrowed
-    const char *run_id;
-    int64_t since_s;              // what failed before is an earlier try's of the same id (ranks.h)
+    bool one_host;                // all ranks are on one: a file's address is then loopback's
+    const char *text;             // HOST:PORT or PATH; borrowed
+    const struct ranks *who;      // borrowed
     char token[CONN_TOKEN_BYTES]; // file: filled by both calls
 };
 
 // ST_INVALID naming --rendezvous. token: that of tcp://, NULL or "" where there is none.
-enum status address_init(struct address *p, const char *url, const char *token, bool one_host,
-                         const char *run_id);
+enum status address_init(struct address *p, const char *url, const char *token,
+                         const struct ranks *who);
 
 // Rank 0: listens. ST_BUSY where the port is in use, ST_INVALID off loopback without a token.
 enum status address_listen(struct address *p, int *ret_fd);
@@ -29,7 +28,7 @@ void address_leave(const struct address *p);
 // Of a file: who fails before all have met leaves its sentence there in place of the address, for
 // all others of this run, which must have an id. The first one stays.
 void address_give_up(const struct address *p, const char *sentence);
-// ST_PEER_GONE with such a sentence.
+// ST_PEER_GONE with such a sentence, not older than this process.
 enum status address_check(const struct address *p);
 
 // The others: one try to connect, non-blocking from then on. ST_NOT_FOUND, ST_PEER_GONE: nobody is

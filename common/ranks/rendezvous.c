@@ -526,14 +526,6 @@ static enum status join(struct address *address, int64_t deadline_ns, struct pee
 
 // ---- all ----------------------------------------------------------------------------------------
 
-static enum status address_of(const struct rendezvous_options *o, struct address *ret)
-{
-    const bool one_host = o->who.local_size == o->who.size;
-    const enum status st = address_init(ret, o->url, o->token, one_host, o->who.run_id);
-    if (st == ST_OK) ret->since_s = o->who.since_s;
-    return st;
-}
-
 enum status rendezvous(const struct rendezvous_options *o, struct bytes *bytes, struct peers **ret)
 {
     const int64_t deadline = clock_deadline_ns((int64_t)(o->timeout_s * 1e3));
@@ -543,7 +535,7 @@ enum status rendezvous(const struct rendezvous_options *o, struct bytes *bytes, 
     enum status st;
     if (!p) FAIL(ST_NO_MEMORY, "no memory for the connections of %d ranks", o->who.size);
     p->self = own_hello(o);
-    CHECK(address_of(o, &address));
+    CHECK(address_init(&address, o->url, o->token, &o->who));
     CHECK(first ? gather(&address, deadline, bytes, p) : join(&address, deadline, p, bytes));
     *ret = TAKE_PTR(p);
 out:
@@ -554,7 +546,7 @@ out:
 enum status rendezvous_check(const struct rendezvous_options *o)
 {
     struct address address;
-    const enum status st = address_of(o, &address);
+    const enum status st = address_init(&address, o->url, o->token, &o->who);
     return st == ST_OK ? address_check(&address) : st;
 }
 
@@ -566,6 +558,7 @@ void rendezvous_give_up(const struct rendezvous_options *o, enum status why)
     char name[HELLO_NAME], sentence[sizeof kept.message + HELLO_NAME + 16];
     status_keep(&kept, why);
     snprintf(sentence, sizeof sentence, "%s has failed: %s", hello_name(&self, name), kept.message);
-    if (address_of(o, &address) == ST_OK) address_give_up(&address, sentence);
+    if (address_init(&address, o->url, o->token, &o->who) == ST_OK)
+        address_give_up(&address, sentence);
     status_recall(&kept);
 }
