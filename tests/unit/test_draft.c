@@ -285,6 +285,8 @@ TEST(larger_vocabulary_is_refused)
     assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, false, &options, &l));
     assert_fails(learner_add_draft(l, large->config, large->weights, &draft_options), ST_MISMATCH,
                  "301 tokens");
+    assert_message("--train-draft: ");
+    assert_message("; take a draft of the same tokenizer");
     assert_null(learner_info(l)->draft);
     learner_free(l);
 }

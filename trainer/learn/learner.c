@@ -351,13 +351,13 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
     draft_options.is_draft = true;
     if (config->vocab_size > l->config->vocab_size)
         return status_fail(ST_MISMATCH,
-                           "the draft model has a vocabulary of %d tokens, the policy one of %d: a "
-                           "draft cannot propose what its target does not know",
+                           "--train-draft: the draft model has a vocabulary of %d tokens, the "
+                           "policy one of %d; take a draft of the same tokenizer",
                            config->vocab_size, l->config->vocab_size);
     if (options->depths > 1 && !config->mtp)
         return status_fail(ST_INVALID,
                            "--draft-depths %d: it is of a layer that predicts further tokens "
-                           "(--speculative mtp), and this draft is a model of its own",
+                           "(--speculative mtp), not of a draft model; leave it away",
                            options->depths);
     CHECK(learner_new(l->dev, config, draft, false, &draft_options, &l->info.draft));
     l->info.draft->loss_weight = options->loss_weight;
