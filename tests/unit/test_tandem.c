@@ -313,6 +313,7 @@ TEST(updates_leave_the_frozen_model)
     tandem->slow_ms = 5;
     struct take *take = submit_ids(tandem, prompt, PROMPT, &s);
     await_tokens(tandem, take, 0, 10);
+    tandem->slow_ms = 100; // however long a loaded machine takes to write
     run_writer(model_b, "3", false);
     tandem->slow_ms = 0;
     await_done(tandem, take);
