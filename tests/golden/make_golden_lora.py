@@ -1,6 +1,6 @@
 # Reference values of adapters by PEFT, transformers and torch (float32, CPU), over the model folders beside this file:
 # make_golden_lora.py OUT [NAME...]. Needs torch, transformers and peft.
-import json, os, sys
+import copy, json, os, sys
 import generated, peft, torch, transformers
 from peft.utils import transformers_weight_conversion as conversion
 from safetensors.torch import load_file, save_file
@@ -82,8 +82,18 @@ def make(out, base, seed, options):
     def logprobs_of(logits):
         return logits.log_softmax(-1)[:, prompt - 1:-1].gather(-1, ids[:, prompt:, None]).squeeze(-1)
 
+    # Of weights rounded to bf16, what computing in bf16 changes: told where it is more than test_golden.c allows.
+    def bf16_rms():
+        m = copy.deepcopy(model)
+        for p in m.parameters():
+            p.data = p.data.bfloat16().float()
+        wide = logits_of(m)[seen > 0]
+        for p in m.parameters():
+            p.data = p.data.bfloat16()
+        return ((logits_of(m)[seen > 0] - wide).pow(2).mean() / wide.pow(2).mean()).sqrt().item()
+
     with torch.no_grad():
-        logits = logits_of(model)
+        logits, off = logits_of(model), bf16_rms()
     logprobs = logprobs_of(logits)
     old = logprobs + 0.15 * torch.randn(logprobs.shape)
     advantages = given["advantages"][:, None]
@@ -122,7 +132,7 @@ def make(out, base, seed, options):
     save_file({n: x.contiguous() for n, x in values.items()}, out + "/golden.safetensors")
     kept = {k: facts[k] for k in ("lr", "weight_decay", "betas", "eps", "max_grad_norm", "eps_low", "eps_high")}
     json.dump({"base": base, "loss_dapo": loss.item(), "adamw_losses": losses, "adamw_grad_norms": norms, **kept,
-               "beta": 0.0, "peft": peft.__version__, "transformers": transformers.__version__,
+               **({"bf16_logits_rms": round(off, 5)} if off > 1.5e-2 else {}), "beta": 0.0, "peft": peft.__version__, "transformers": transformers.__version__,
                "torch": torch.__version__}, open(out + "/golden.json", "w"), indent=1)
 
 

@@ -15,10 +15,11 @@
  * entry may, and those of parameters give the rms; only those with entries tell how many are off.
  * On a GPU the logits are also computed in bf16, and compared with those that f32 computes from the
  * same rounded weights (to round weights is no kernel's error, and alone takes PEFT's logits of
- * llama3-r4-qv 2.5e-2 away): 1.6e-2 root mean square, where PyTorch has 1.1e-2 to 1.2e-2, and of
- * gemma3-r2, of all the most, 1.6e-2; 4.7e-2 where states go from row to row, which is what PyTorch
- * has for qwen35. The largest difference is printed only: it follows the luck of single rows.
- * Tokens whose choice of experts hangs on a rounding are counted and left out. */
+ * llama3-r4-qv 2.5e-2 away): 1.5e-2 root mean square, where PyTorch has 1.1e-2 to 1.2e-2, or what
+ * PyTorch has of the folder itself where golden.json tells that (bf16_logits_rms); 4.7e-2 where
+ * states go from row to row, which is what PyTorch has for qwen35. The largest difference is
+ * printed only: it follows the luck of single rows. Tokens whose choice of experts hangs on a
+ * rounding are counted and left out. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/names.h"
 #include "common/model/model.h"
@@ -440,7 +441,8 @@ static enum status check_bf16(struct golden *g, struct result *r)
     bool *same = test_keep(malloc((size_t)rows * sizeof *same));
     float *want = NULL;
     enum status st = ST_OK;
-    r->bf16_most = 1.6e-2;
+    r->bf16_most = 1.5e-2;
+    if (json_object_get(g->info, "bf16_logits_rms")) r->bf16_most = fact(g, "bf16_logits_rms");
     for (int l = 0; l < g->config->n_layers; l++)
         if (g->config->layers[l].delta.n_heads > 0) r->bf16_most = 4.7e-2;
     if (!device_computes_in(g->dev, DT_BF16)) goto out;
