@@ -261,10 +261,11 @@ enum status shard_join_blocks(struct shard_join *j, int i, int64_t block, float 
 // 8-bit moments (kernels/moments.h) of all blocks that tensor i has elements in: codes, and what is
 // first the scale of each element, then of each block. The file has one for each block, or (each)
 // element. `last`: the last block of the tensor before, with which the first may begin; then this
-// one's. Codes of a block with several scales are rounded anew.
+// one's. Codes of a block with several scales are rounded anew, which it notes.
 struct moment_block {
     uint8_t codes[128];
     float scale;
+    bool rounded; // this one or one before
 };
 void shard_take_moments(const struct weights *w, int i, const void *codes, const void *scales,
                         bool each, bool squares, struct moment_block *last, uint8_t *ret_codes,

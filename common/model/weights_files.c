@@ -755,7 +755,9 @@ void shard_take_moments(const struct weights *w, int i, const void *codes, const
     }
     for (int64_t b = 0; b * BLOCK < before + t->n; b++) {
         uint8_t *own = ret_codes + b * BLOCK;
+        memcpy(last->codes, own, BLOCK);
         last->scale = moments_join(own, ret_scales + b * BLOCK, squares);
+        last->rounded = last->rounded || memcmp(last->codes, own, BLOCK) != 0;
         memcpy(last->codes, own, BLOCK);
         ret_scales[b] = last->scale;
     }

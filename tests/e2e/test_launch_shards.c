@@ -121,7 +121,7 @@ TEST(moments_of_8_bits_have_shards)
     static const char *const turns[][3] = {
         {"through", "2", "4"}, {"resumed", "2", "2"}, {"resumed", "2", "4"}, {"resumed", "1", "5"}};
     want_ranks();
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         scene_ended(
             &scene,
             train_on(&scene, turns[i][0],
@@ -131,6 +131,8 @@ TEST(moments_of_8_bits_have_shards)
                                "--server-args=--exact",
                                scene.model, turns[i][1], turns[i][2]))),
             0);
+        assert_int_equal(said(&scene, "8-bit moments of other shards are rounded anew"), i == 3);
+    }
     same_losses(&scene, "through", "resumed", 4, 0);
     assert_int_equal(steps_done(&scene, "resumed"), 5);
 }

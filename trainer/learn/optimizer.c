@@ -26,6 +26,7 @@
 #include "trainer/learn/optimizer.h"
 #include "common/base/bytes.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "common/model/safetensors.h"
 #include "common/model/weights.h"
 #include "kernels/comm.h"
@@ -783,6 +784,9 @@ enum status optimizer_load(struct optimizer *o, const char *path)
     for (int i = 0; i < state.n; i++) CHECK(load_piece(&state, &state.pieces[i], set));
     CHECK(device_sync(o->dev));
     o->steps = steps;
+    if (state.last.rounded)
+        log_info("%s: 8-bit moments of other shards are rounded anew, in blocks of %d elements",
+                 path, MOMENT_BLOCK);
 out:
     safetensors_free(set);
     state_release(&state);
