@@ -30,6 +30,7 @@ extern "C" {
 #endif
 
 struct comm; // comm.h
+struct act_shape;
 struct op_variants;
 
 #define RANDOM_CHUNK 65536 // numbers of one stream (random_normal)
@@ -59,11 +60,23 @@ struct matmul {
     // power of two of B's row there, rounded to this a row at a time as `quantise` does, is
     // multiplied with B's codes; sums as with a_scales. AUTO: A is multiplied as it is.
     enum gradient_dtype rounds;
-    // Of `matmul` alone. columns: C (m, size * n) becomes whole on all of these ranks, each of
-    // which computes n columns, in rank order, where beta is 0; or NULL. parts: (size, m, n), room
-    // for that.
+    // columns: C (m, size * n) becomes whole on all of these ranks, each of which computes n
+    // columns, in rank order, where beta is 0; or NULL. parts: (size, m, n), room for that.
     struct comm *columns;
     void *parts;
+    // Of a mixture's experts, n_experts at a time, whose rows lie one after the other: where each
+    // one's begin (n_experts + 1), as in struct moe_routing, or a part of that for some
+    // neighbouring ones. A has all m rows, which expert e multiplies by the e-th of B's matrices;
+    // rows of other experts are not computed (with an act they may be written). beta is 0, and
+    // there is no bias. With trans_a, for the gradient of weights, C is n_experts matrices, each of
+    // which is summed over the expert's rows of all k; C is f32, and beta 1. NULL: none.
+    const int32_t *offsets;
+    int n_experts;
+    // What becomes of the result at once: C = act(x), where x is what C would be; beta is 0. x is
+    // scratch, which may stay unwritten, unless `keep`. NULL: nothing.
+    const struct act_shape *act;
+    void *x;
+    bool keep;
 };
 
 // Rows of a table that are looked up. A table may hold a part of what the indices number: `rows` of
@@ -621,11 +634,6 @@ struct ops {
                             const struct delta_args *, const struct delta_shape *);
 
     void (*act)(struct device *, void *y, const void *x, const struct act_shape *);
-    // x = matmul of a, b and bias (beta 0), then y = act(x). x is scratch, which may stay
-    // unwritten, unless `keep`.
-    void (*matmul_act)(struct device *, void *y, void *x, const void *a, const void *b,
-                       const void *bias, const struct matmul *, const struct act_shape *,
-                       bool keep);
     // dx from dy, and y = act(x) again unless it is NULL. dx may not be x.
     void (*act_back)(struct device *, void *dx, void *y, const void *dy, const void *x,
                      const struct act_shape *);
@@ -649,23 +657,8 @@ struct ops {
     // probs, the counts being taken as given.
     void (*moe_balance_back)(struct device *, void *dlogits, const float *logits,
                              const float *counts, const struct moe_shape *, float scale);
-    // The calls for experts also take some neighbouring ones of a routing: n_experts, B and biases
-    // are then theirs, and offsets begins at the first of them. Rows of the others are not computed
-    // (of matmul_experts_act they may be written).
-    // For each expert e, with its sorted rows r: C[r](n) = A[r](k) . op(B_e), out of shape->out. B
-    // holds n_experts matrices one after the other, each (n,k) where trans_b, else (k,n). shape->m
-    // is all rows (A); trans_a and beta must be 0.
-    void (*matmul_experts)(struct device *, void *c, const void *a, const void *b,
-                           const int32_t *offsets, int n_experts, const struct matmul *shape);
-    // y = act(x) for x = matmul_experts. x is scratch, which may stay unwritten, unless `keep`.
-    void (*matmul_experts_act)(struct device *, void *y, void *x, const void *a, const void *b,
-                               const int32_t *offsets, int n_experts, const struct matmul *shape,
-                               const struct act_shape *, bool keep);
-    // dw_e (n,k) f32 += dy[rows of e]^T (n) . x[rows of e] (k), for every expert, from shape->in;
-    // shape->m is all rows.
-    void (*matmul_experts_back)(struct device *, float *dw, const void *dy, const void *x,
-                                const int32_t *offsets, int n_experts, const struct matmul *shape);
-    // y (rows, width) += the bias of each row's expert; bias (n_experts, width) of dt.
+    // y (rows, width) += the bias of each row's expert; bias (n_experts, width) of dt. The experts
+    // may be some neighbouring ones, as in struct matmul.
     void (*experts_bias)(struct device *, void *y, const void *bias, const int32_t *offsets,
                          const struct expert_rows *);
     // Its gradient: dbias (n_experts, width) f32 += column sums of each expert's rows of dy.

@@ -371,7 +371,7 @@ static void add_experts_bias(struct model *m, void *y, const void *bias,
 }
 
 struct matmul model_experts_shape(const struct model *m, int a, const struct weight_matrix *w,
-                                  bool back)
+                                  const struct own_experts *own, bool back)
 {
     return (struct matmul){.m = a,
                            .n = back ? w->k : w->n,
@@ -381,7 +381,9 @@ struct matmul model_experts_shape(const struct model *m, int a, const struct wei
                            .out = m->dt,
                            .early = !back,
                            .scales = w->scales,
-                           .mx_scales = w->mx_scales};
+                           .mx_scales = w->mx_scales,
+                           .offsets = own->offsets,
+                           .n_experts = own->n};
 }
 
 const void *experts_input(struct model *m, int l, int rows)
@@ -457,8 +459,8 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, co
     float *logits = tape ? tape->router_logits : m->router_logits;
     void *gate_up = tape ? tape->gate_up : m->gate_up,
          *out = tape ? tape->expert_out : m->expert_out;
-    struct matmul first = model_experts_shape(m, a, &up, false),
-                  second = model_experts_shape(m, a, &down, false);
+    struct matmul first = model_experts_shape(m, a, &up, &own, false),
+                  second = model_experts_shape(m, a, &down, &own, false);
     const struct act_shape act = model_act_shape(m, a, inner);
 
     const struct norm_args of_router = model_beside_norm(w->router_norm, x, tape),
@@ -474,16 +476,18 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, co
                         &(struct gather_args){routing->row, a, shape.width, 1.0f, m->dt, 0, 0});
     const void *in = model_rounded(m, m->expert_in, &up, &first);
     if (up.bias) {
-        m->ops->matmul_experts(m->dev, gate_up, in, up.w, own.offsets, own.n, &first);
+        m->ops->matmul(m->dev, gate_up, in, up.w, NULL, &first);
         add_experts_bias(m, gate_up, up.bias, &own, a, up.n);
         m->ops->act(m->dev, m->act, gate_up, &act);
     } else {
-        m->ops->matmul_experts_act(m->dev, m->act, gate_up, in, up.w, own.offsets, own.n, &first,
-                                   &act, tape != NULL);
+        first.act = &act;
+        first.x = gate_up;
+        first.keep = tape != NULL;
+        m->ops->matmul(m->dev, m->act, in, up.w, NULL, &first);
     }
     in = model_rounded(m, m->act, &down, &second);
     model_experts_begin(m, l, out, rows);
-    m->ops->matmul_experts(m->dev, out, in, down.w, own.offsets, own.n, &second);
+    m->ops->matmul(m->dev, out, in, down.w, NULL, &second);
     if (model_begins_mlp(m, l)) add_experts_bias(m, out, down.bias, &own, a, down.n);
     model_experts_end(m, l, out, rows);
     const bool latent = layer->expert_latent > 0;

@@ -423,7 +423,10 @@ void model_linear_act(struct model *m, void *y, void *gate_up, const void *x, in
         return;
     }
     const void *a = left_rows(m, x, l, &w, &shape);
-    m->ops->matmul_act(m->dev, y, gate_up, a, w.w, w.bias, &shape, &act, keep);
+    shape.act = &act;
+    shape.x = gate_up;
+    shape.keep = keep;
+    m->ops->matmul(m->dev, y, a, w.w, w.bias, &shape);
 }
 
 static void copy_rows(struct model *m, void *to, const void *from, int rows, int width)

@@ -318,8 +318,9 @@ struct norm_args model_beside_norm(const void *w, const void *x, const struct la
 float model_router_scale(const struct model *m);
 // y (a, n) = x (a, k), sorted by expert, times each row's expert's matrix w (n, k) transposed;
 // back: dx (a, k) from dy (a, n).
+struct own_experts;
 struct matmul model_experts_shape(const struct model *m, int a, const struct weight_matrix *w,
-                                  bool back);
+                                  const struct own_experts *own, bool back);
 // The weights of so many rows' chosen experts: the routing's, or where experts have scales of their
 // own the second of m->expert_scales' lists: each the routing's weight times the first's scale, as
 // the gate says.

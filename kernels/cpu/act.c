@@ -100,15 +100,6 @@ void cpu_act(struct device *dev, void *y, const void *x, const struct act_shape 
     }
 }
 
-void cpu_matmul_act(struct device *dev, void *y, void *x, const void *a, const void *b,
-                    const void *bias, const struct matmul *shape, const struct act_shape *act,
-                    bool keep)
-{
-    (void)keep;
-    cpu_matmul(dev, x, a, b, bias, shape);
-    cpu_act(dev, y, x, act);
-}
-
 static inline __attribute__((always_inline)) void act_back_row(float *dgate, float *dup,
                                                                const float *dy, const float *gate,
                                                                const float *up, int width,

@@ -286,33 +286,66 @@ static void matmul_columns(struct device *dev, const void *a, const void *b, con
     comm_gather_columns(shape->columns, c, shape->parts, rows, width);
 }
 
-void cpu_matmul(struct device *dev, void *c, const void *a, const void *b, const void *bias,
-                const struct matmul *shape)
+// An ordinary one for each expert over its rows: with trans_b a row has the same bits whichever
+// rows are the same expert's.
+static void matmul_experts(struct device *dev, char *c, const char *a, const char *b,
+                           const struct matmul *s)
 {
-    if (!cpu_is_f32(dev, "matmul", shape->in) || !cpu_is_f32(dev, "matmul", shape->out)) return;
-    const int m = shape->m, n = shape->n, k = shape->k;
-    if (m <= 0 || n <= 0) return;
-    if (shape->columns) {
-        matmul_columns(dev, a, b, bias, c, shape);
-        return;
+    const size_t n = (size_t)s->n, row = (size_t)(s->trans_a ? s->m : s->k), f32 = sizeof(float);
+    const size_t of_a = s->a_scales ? 1 : f32, matrix = row * n; // of_a: bytes of an element
+    const size_t bytes = s->mx_scales ? matrix / 2 : s->scales ? matrix : matrix * f32;
+    for (size_t e = 0; e < (size_t)s->n_experts; e++) {
+        const size_t start = (size_t)s->offsets[e];
+        struct matmul one = *s;
+        one.offsets = NULL;
+        *(s->trans_a ? &one.k : &one.m) = s->offsets[e + 1] - s->offsets[e];
+        if (s->scales) one.scales += e * (s->trans_b ? n : row);
+        if (s->mx_scales) one.mx_scales += e * (matrix / MXFP4_BLOCK);
+        if (s->a_scales) one.a_scales += start;
+        cpu_matmul(dev, c + (s->trans_a ? e * matrix : start * n) * f32, a + start * row * of_a,
+                   b + (s->trans_a ? start * n * f32 : e * bytes), NULL, &one);
     }
-    if (shape->rounds) {
-        rounded_product(dev, c, a, b, shape);
-        return;
-    }
-    if (!shape->trans_a && shape->trans_b) {
-        const float *rows = cpu_widened(dev, a, shape->a_scales, NULL, m, k);
-        if (rows) dot_product(c, rows, b, bias, shape);
-        return;
-    }
-    const int rows = shape->trans_b ? n : k, cols = shape->trans_b ? k : n; // of B as it is stored
-    const float *wide = cpu_widened(dev, b, shape->scales, shape->mx_scales, rows, cols);
+}
+
+static void matmul_act(struct device *dev, void *y, const void *a, const void *b, const void *bias,
+                       const struct matmul *shape)
+{
+    struct matmul plain = *shape;
+    plain.act = NULL;
+    cpu_matmul(dev, shape->x, a, b, bias, &plain);
+    cpu_act(dev, y, shape->x, shape->act);
+}
+
+static void matmul_blas(struct device *dev, float *c, const float *a, const void *b,
+                        const float *bias, const struct matmul *s)
+{
+    const int rows = s->trans_b ? s->n : s->k, cols = s->trans_b ? s->k : s->n; // of B as stored
+    const float *wide = cpu_widened(dev, b, s->scales, s->mx_scales, rows, cols);
     if (!wide) return;
-    if (k > 0)
-        cblas_sgemm(CblasRowMajor, shape->trans_a ? CblasTrans : CblasNoTrans,
-                    shape->trans_b ? CblasTrans : CblasNoTrans, m, n, k, 1.0f, a,
-                    shape->trans_a ? m : k, wide, cols, shape->beta, c, n);
-    else if (shape->beta == 0)
-        memset(c, 0, (size_t)m * (size_t)n * sizeof(float));
-    if (bias) add_bias(c, bias, m, n);
+    if (s->k > 0)
+        cblas_sgemm(CblasRowMajor, s->trans_a ? CblasTrans : CblasNoTrans,
+                    s->trans_b ? CblasTrans : CblasNoTrans, s->m, s->n, s->k, 1.0f, a,
+                    s->trans_a ? s->m : s->k, wide, cols, s->beta, c, s->n);
+    else if (s->beta == 0)
+        memset(c, 0, (size_t)s->m * (size_t)s->n * sizeof(float));
+    if (bias) add_bias(c, bias, s->m, s->n);
+}
+
+void cpu_matmul(struct device *dev, void *c, const void *a, const void *b, const void *bias,
+                const struct matmul *s)
+{
+    if (!cpu_is_f32(dev, "matmul", s->in) || !cpu_is_f32(dev, "matmul", s->out)) return;
+    if (s->m <= 0 || s->n <= 0) return;
+    if (s->act)
+        matmul_act(dev, c, a, b, bias, s);
+    else if (s->offsets)
+        matmul_experts(dev, c, a, b, s);
+    else if (s->columns)
+        matmul_columns(dev, a, b, bias, c, s);
+    else if (s->rounds)
+        rounded_product(dev, c, a, b, s);
+    else if (s->trans_a || !s->trans_b)
+        matmul_blas(dev, c, a, b, bias, s);
+    else if ((a = cpu_widened(dev, a, s->a_scales, NULL, s->m, s->k)))
+        dot_product(c, a, b, bias, s);
 }

@@ -1,10 +1,7 @@
-/* moe.c: mixture of experts: routing, its balance, the experts' matmuls, the weighted sum of what
- * they give, and the gradients. The matmuls are an ordinary one for each expert over its rows,
- * which lie together in sorted order: with trans_b a row of it has the same bits whichever rows go
- * to the same expert (matmul.c). Every other sum is one thread's and runs in order. */
+/* moe.c: mixture of experts: routing, its balance, the weighted sum of what the experts give, and
+ * the gradients; their matmuls are in matmul.c. Every sum is one thread's and runs in order. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
-#include "common/base/mxfp4.h"
 #include "kernels/routing.h"
 #include <omp.h>
 
@@ -166,51 +163,6 @@ void cpu_moe_balance_back(struct device *dev, void *dlogits, const float *logits
         probabilities(probs, logits + i * n, s->n_experts);
         for (int e = 0; e < s->n_experts; e++) mean += probs[e] * counts[e];
         for (int e = 0; e < s->n_experts; e++) to[e] += scale * probs[e] * (counts[e] - mean);
-    }
-}
-
-void cpu_matmul_experts(struct device *dev, void *c, const void *a, const void *b,
-                        const int32_t *offsets, int n_experts, const struct matmul *shape)
-{
-    const int64_t n = shape->n, k = shape->k;
-    const size_t of_row = dtype_size(shape->a_scales ? DT_E4M3 : shape->in);
-    const size_t all = (size_t)(n * k); // of an expert
-    const size_t bytes = shape->mx_scales ? all / 2
-                         : shape->scales  ? all
-                                          : all * dtype_size(shape->in);
-    for (int e = 0; e < n_experts; e++) {
-        const int64_t start = offsets[e];
-        struct matmul one = *shape;
-        one.m = offsets[e + 1] - offsets[e];
-        if (shape->scales) one.scales += e * (shape->trans_b ? n : k);
-        if (shape->mx_scales) one.mx_scales += (size_t)e * (all / MXFP4_BLOCK);
-        if (shape->a_scales) one.a_scales += start;
-        cpu_matmul(dev, (float *)c + start * n, (const char *)a + (size_t)(start * k) * of_row,
-                   (const char *)b + (size_t)e * bytes, NULL, &one);
-    }
-}
-
-void cpu_matmul_experts_act(struct device *dev, void *y, void *x, const void *a, const void *b,
-                            const int32_t *offsets, int n_experts, const struct matmul *shape,
-                            const struct act_shape *act, bool keep)
-{
-    (void)keep;
-    cpu_matmul_experts(dev, x, a, b, offsets, n_experts, shape);
-    cpu_act(dev, y, x, act);
-}
-
-void cpu_matmul_experts_back(struct device *dev, float *dw, const void *dy, const void *x,
-                             const int32_t *offsets, int n_experts, const struct matmul *shape)
-{
-    const int64_t n = shape->n, k = shape->k;
-    for (int e = 0; e < n_experts; e++) {
-        const int64_t start = offsets[e];
-        struct matmul one = {
-            .m = shape->n, .n = shape->k, .trans_a = true, .beta = 1, .in = shape->in};
-        one.out = DT_F32;
-        one.k = offsets[e + 1] - offsets[e];
-        cpu_matmul(dev, dw + e * n * k, (const float *)dy + start * n, (const float *)x + start * k,
-                   NULL, &one);
     }
 }
 

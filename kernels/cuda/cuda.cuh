@@ -374,8 +374,7 @@ static inline bool on_hopper(struct device *dev)
 // The operations that have a table.
 // clang-format off
 #define EACH_TABLE(X) \
-    X(matmul) X(matmul_act) X(matmul_experts) X(matmul_experts_act) \
-    X(matmul_experts_back) X(lora) X(lora_back) X(attn_paged) X(attn_packed) \
+    X(matmul) X(lora) X(lora_back) X(attn_paged) X(attn_packed) \
     X(attn_packed_back) X(latent_query) X(latent_value)
 // clang-format on
 #define X(name) extern const struct op_variants name##_variants;
@@ -424,8 +423,7 @@ struct rounded_gradient {
     int matrices;
     kept_workspace rows, row_scales, along, along_scales;
 
-    rounded_gradient(struct device *dev, const void *a, const void *b, const int32_t *offsets,
-                     int n_experts, const struct matmul *shape);
+    rounded_gradient(struct device *dev, const void *a, const void *b, const struct matmul *shape);
 };
 
 // What the operations of a training step ask of cuda_workspace(), at most.

@@ -3,7 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
-// matmul_experts: p: m n k n_experts pattern trans_b out_f32
+// Matmuls: p: m n k n_experts pattern trans_b out_f32
 
 // Which experts have rows; GAPS: every second; BORDERS: as many as `borders` says.
 enum rows { SPREAD, FIRST, LAST, GAPS, UNEVEN, BORDERS };
@@ -51,8 +51,10 @@ static void experts_launch(struct op_test *t, void **d)
                                  .k = t->p[2],
                                  .trans_b = t->p[5],
                                  .in = dt,
-                                 .out = t->p[6] ? DT_F32 : dt};
-    ops->matmul_experts(dev, d[EX_C], d[EX_A], d[EX_B], d[EX_OFFSETS], t->p[3], &shape);
+                                 .out = t->p[6] ? DT_F32 : dt,
+                                 .offsets = d[EX_OFFSETS],
+                                 .n_experts = t->p[3]};
+    ops->matmul(dev, d[EX_C], d[EX_A], d[EX_B], NULL, &shape);
 }
 
 // Entry (i, j) of expert e's product.
@@ -77,9 +79,9 @@ static void experts_reference(struct op_test *t, double **v)
                     expert_dot(v[EX_A], v[EX_B], n, p[2], p[5], e, i, j);
 }
 
-OP(experts, "matmul_experts");
+OP(experts, "matmul of experts");
 
-// matmul_experts_back: p: m n k n_experts pattern. The loss is the sum of dy * (x . w^T).
+// Gradients of their weights: p: m n k n_experts pattern. The loss is the sum of dy * (x . w^T).
 
 enum { XB_DW, XB_DY, XB_X, XB_OFFSETS, XB_W };
 
@@ -93,10 +95,23 @@ static void experts_back_setup(struct op_test *t)
     floats(t, "w", IN, F32, n_weights, 1);
 }
 
+static struct matmul back_shape(int m, int n, int k, const int32_t *offsets, int n_experts)
+{
+    return (struct matmul){.m = n,
+                           .n = k,
+                           .k = m,
+                           .trans_a = true,
+                           .beta = 1,
+                           .in = dt,
+                           .out = DT_F32,
+                           .offsets = offsets,
+                           .n_experts = n_experts};
+}
+
 static void experts_back_launch(struct op_test *t, void **d)
 {
-    const struct matmul shape = {.m = t->p[0], .n = t->p[1], .k = t->p[2], .in = dt};
-    ops->matmul_experts_back(dev, d[XB_DW], d[XB_DY], d[XB_X], d[XB_OFFSETS], t->p[3], &shape);
+    const struct matmul shape = back_shape(t->p[0], t->p[1], t->p[2], d[XB_OFFSETS], t->p[3]);
+    ops->matmul(dev, d[XB_DW], d[XB_DY], d[XB_X], NULL, &shape);
 }
 
 static double experts_loss(struct op_test *t, double **v)
@@ -112,7 +127,7 @@ static double experts_loss(struct op_test *t, double **v)
     return loss;
 }
 
-OP_BACK(experts_back, "matmul_experts_back", experts_loss);
+OP_BACK(experts_back, "matmul of experts, back", experts_loss);
 
 // experts_bias: p: rows width n_experts pattern
 
@@ -233,12 +248,12 @@ static const struct op_case cases[] = {
     {&op_experts_back, "m300 n517 k333 e6", {300, 517, 333, 6, GAPS}, true},
 };
 
-// matmul_experts_act has the bits of matmul_experts and act, the matmul's result being kept or not.
+// With an act it has the bits of the matmul and act, the matmul's result being kept or not.
 static void check_act(int m, int inner, int k, bool gated, enum act_kind kind)
 {
     enum { EXPERTS = 6 };
     const int n = gated ? 2 * inner : inner;
-    const struct matmul shape = {.m = m, .n = n, .k = k, .trans_b = true, .in = dt, .out = dt};
+    struct matmul shape = {.m = m, .n = n, .k = k, .trans_b = true, .in = dt, .out = dt};
     const struct act_shape act = {m, inner, kind, gated, dt, 1.702f, 1.3f};
     size_t x_bytes = (size_t)m * (size_t)n * dtype_size(dt), bytes = x_bytes / (gated ? 2 : 1);
     int32_t host[EXPERTS + 1] = {0, m / 3, m / 3, m / 2, m - 1, m, m};
@@ -247,14 +262,20 @@ static void check_act(int m, int inner, int k, bool gated, enum act_kind kind)
     int32_t *offsets = to_device(host, sizeof host);
     void *x = to_device(NULL, x_bytes), *kept = to_device(NULL, x_bytes);
     void *y = to_device(NULL, bytes), *other = to_device(NULL, bytes);
-    ops->matmul_experts(dev, x, a, b, offsets, EXPERTS, &shape);
+    shape.offsets = offsets;
+    shape.n_experts = EXPERTS;
+    ops->matmul(dev, x, a, b, NULL, &shape);
     ops->act(dev, y, x, &act);
-    ops->matmul_experts_act(dev, other, kept, a, b, offsets, EXPERTS, &shape, &act, true);
-    assert_same_bytes("matmul_experts_act", other, y, bytes);
-    assert_same_bytes("matmul_experts_act", kept, x, x_bytes);
+    shape.act = &act;
+    shape.x = kept;
+    shape.keep = true;
+    ops->matmul(dev, other, a, b, NULL, &shape);
+    assert_same_bytes("matmul of experts and act", other, y, bytes);
+    assert_same_bytes("matmul of experts before act", kept, x, x_bytes);
     device_fill(dev, other, 0x7b, bytes);
-    ops->matmul_experts_act(dev, other, kept, a, b, offsets, EXPERTS, &shape, &act, false);
-    assert_same_bytes("matmul_experts_act", other, y, bytes);
+    shape.keep = false;
+    ops->matmul(dev, other, a, b, NULL, &shape);
+    assert_same_bytes("matmul of experts and act", other, y, bytes);
 }
 
 ON_EACH_DTYPE(experts_act)
@@ -278,7 +299,7 @@ static void check_some(int m, int n, int k)
     const size_t e = dtype_size(dt), matrix = (size_t)n * (size_t)k, y_bytes = (size_t)(m * n) * e;
     const size_t dw_bytes = EXPERTS * matrix * sizeof(float), db = EXPERTS * (size_t)n;
     int32_t host[EXPERTS + 1] = {0, m / 3, m / 3, m / 2, m - 1, m, m};
-    const struct matmul shape = {.m = m, .n = n, .k = k, .trans_b = true, .in = dt, .out = dt};
+    struct matmul shape = {.m = m, .n = n, .k = k, .trans_b = true, .in = dt, .out = dt};
     char *a = normal_on_device(dt, (size_t)(m * k), 0.125f, 1);
     char *b = normal_on_device(dt, EXPERTS * matrix, 0.125f, 2);
     char *bias = normal_on_device(dt, db, 1, 3);
@@ -295,10 +316,12 @@ static void check_some(int m, int n, int k)
             const size_t first = i ? (size_t)firsts[part] : 0;
             const int own = i ? firsts[part + 1] - firsts[part] : EXPERTS;
             const struct expert_rows rows = {m, own, n, dt};
-            ops->matmul_experts(dev, y[i], a, b + first * matrix * e, offsets + first, own, &shape);
+            shape.offsets = offsets + first;
+            shape.n_experts = own;
+            ops->matmul(dev, y[i], a, b + first * matrix * e, NULL, &shape);
             ops->experts_bias(dev, y[i], bias + first * (size_t)n * e, offsets + first, &rows);
-            ops->matmul_experts_back(dev, dw[i] + first * matrix, y[i], a, offsets + first, own,
-                                     &(struct matmul){.m = m, .n = n, .k = k, .in = dt});
+            const struct matmul back = back_shape(m, n, k, offsets + first, own);
+            ops->matmul(dev, dw[i] + first * matrix, y[i], a, NULL, &back);
             ops->experts_bias_back(dev, dbias[i] + first * (size_t)n, y[i], offsets + first, &rows);
         }
     }

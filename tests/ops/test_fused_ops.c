@@ -1,6 +1,6 @@
 /* test_fused_ops.c: an operation that stands for several gives their bits, on each device and in
- * each dtype: rope_store (rope, rope_store without a table), matmul_act, norm with codes (norm,
- * quantise). And scratch memory may be asked for any number of times. */
+ * each dtype: rope_store (rope, rope_store without a table), matmul with act, norm with codes
+ * (norm, quantise). And scratch memory may be asked for any number of times. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
@@ -92,7 +92,7 @@ static void check_matmul_act(int rows, int width, enum act_kind kind, bool gated
 {
     const size_t mark = op_mark();
     const int n = gated ? 2 * width : width;
-    const struct matmul product = matmul_of(rows, n);
+    struct matmul product = matmul_of(rows, n);
     const struct act_shape act = {rows, width, kind, gated, dt, 1.702f, 1.3f};
     size_t bytes = (size_t)rows * width * dtype_size(dt), x_bytes = bytes * (gated ? 2 : 1);
     void *a = values((size_t)rows * HIDDEN, 1), *b = values((size_t)n * HIDDEN, 2);
@@ -100,15 +100,19 @@ static void check_matmul_act(int rows, int width, enum act_kind kind, bool gated
     void *x = to_device(NULL, x_bytes), *y = to_device(NULL, bytes),
          *kept = to_device(NULL, x_bytes), *other = to_device(NULL, bytes);
     char name[96];
-    snprintf(name, sizeof name, "matmul_act %d x %d, kind %d%s%s", rows, width, (int)kind,
+    snprintf(name, sizeof name, "matmul with act %d x %d, kind %d%s%s", rows, width, (int)kind,
              gated ? ", gated" : "", has_bias ? ", with a bias" : "");
     ops->matmul(dev, x, a, b, added, &product);
     ops->act(dev, y, x, &act);
-    ops->matmul_act(dev, other, kept, a, b, added, &product, &act, true);
+    product.act = &act;
+    product.x = kept;
+    product.keep = true;
+    ops->matmul(dev, other, a, b, added, &product);
     assert_same_bytes(name, other, y, bytes);
     assert_same_bytes(name, kept, x, x_bytes);
     device_fill(dev, other, 0x7b, bytes);
-    ops->matmul_act(dev, other, kept, a, b, added, &product, &act, false);
+    product.keep = false;
+    ops->matmul(dev, other, a, b, added, &product);
     assert_same_bytes(name, other, y, bytes);
     op_release(mark);
 }

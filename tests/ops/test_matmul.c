@@ -122,14 +122,11 @@ static void run_e4m3(const struct e4m3_data *d, enum form form, int m, const str
     s.early = true;
     s.scales = wide ? NULL : d->scales;
     device_copy(dev, d->c, d->before, bytes);
-    if (p->experts && form == GATED)
-        ops->matmul_experts_act(dev, d->c, d->x, d->a, b, d->offsets, p->experts, &s, &act, false);
-    else if (p->experts)
-        ops->matmul_experts(dev, d->c, d->a, b, d->offsets, p->experts, &s);
-    else if (form == GATED)
-        ops->matmul_act(dev, d->c, d->x, d->a, b, bias, &s, &act, false);
-    else
-        ops->matmul(dev, d->c, d->a, b, bias, &s);
+    if (p->experts) s.offsets = d->offsets;
+    s.n_experts = p->experts;
+    if (form == GATED) s.act = &act;
+    s.x = d->x;
+    ops->matmul(dev, d->c, d->a, b, bias, &s);
 }
 
 // The rows in e4m3, on the device, and what they then are, on the host: those of normal numbers
@@ -304,8 +301,11 @@ static void with_ends(const struct rounded *d, int m)
     s.a_scales = d->scales;
     if (n % 2 == 0) {
         ops->act(dev, want, d->c, &act);
-        ops->matmul_act(dev, have, x, d->codes, d->w_codes, d->bias, &s, &act, false);
+        s.act = &act;
+        s.x = x;
+        ops->matmul(dev, have, d->codes, d->w_codes, d->bias, &s);
         assert_same_bytes("activated", have, want, bytes / 2);
+        s.act = NULL;
     }
     if (device_kind(dev) == DEVICE_CPU) return; // C is the first of the sum's numbers there
     void *before = normal_on_device(dt, (size_t)(m * n), 1, 3);
@@ -325,24 +325,27 @@ static void of_experts(const struct rounded *d, int m)
     int32_t offsets[9] = {0}, *on_device = to_device(NULL, sizeof offsets);
     char *have = to_device(NULL, bytes), *want = to_device(NULL, bytes),
          *x = to_device(NULL, bytes);
-    const struct matmul s = {.m = m,
-                             .n = p->n,
-                             .k = p->k,
-                             .trans_b = true,
-                             .in = dt,
-                             .out = dt,
-                             .early = true,
-                             .scales = d->w_scales,
-                             .a_scales = d->scales};
+    struct matmul s = {.m = m,
+                       .n = p->n,
+                       .k = p->k,
+                       .trans_b = true,
+                       .in = dt,
+                       .out = dt,
+                       .early = true,
+                       .scales = d->w_scales,
+                       .a_scales = d->scales,
+                       .offsets = on_device,
+                       .n_experts = p->experts};
     set_offsets(offsets, p->experts, m);
     device_copy_in(dev, on_device, offsets, sizeof offsets);
     for (int e = 0; e < p->experts; e++)
         run_rounded(d, want + (size_t)offsets[e] * row, offsets[e], offsets[e + 1] - offsets[e], e);
-    ops->matmul_experts(dev, have, d->codes, d->w_codes, on_device, p->experts, &s);
+    ops->matmul(dev, have, d->codes, d->w_codes, NULL, &s);
     assert_same_bytes("experts", have, want, bytes);
     ops->act(dev, x, want, &act);
-    ops->matmul_experts_act(dev, have, want, d->codes, d->w_codes, on_device, p->experts, &s, &act,
-                            false);
+    s.act = &act;
+    s.x = want;
+    ops->matmul(dev, have, d->codes, d->w_codes, NULL, &s);
     assert_same_bytes("experts, activated", have, x, bytes / 2);
 }
 
@@ -467,11 +470,10 @@ static void check_gradient(const struct gradient_case *g)
                              .in = dt,
                              .out = dt,
                              .scales = scales,
-                             .rounds = g->rounds};
-    if (g->experts)
-        ops->matmul_experts(dev, c, dy, codes, to_device(offsets, sizeof offsets), g->experts, &s);
-    else
-        ops->matmul(dev, c, dy, codes, NULL, &s);
+                             .rounds = g->rounds,
+                             .offsets = g->experts ? to_device(offsets, sizeof offsets) : NULL,
+                             .n_experts = g->experts};
+    ops->matmul(dev, c, dy, codes, NULL, &s);
     ops->convert(dev, wide, DT_F32, c, dt, (int64_t)n_c);
     from_device(have, wide, n_c * sizeof *have);
     const double rounding = dt == DT_BF16 ? 1.0 / 256 : 1e-6;

@@ -460,8 +460,13 @@ ON_EACH_DEVICE(moe_rows)
             ops->moe_route(dev, &r, d_logits + i * EXPERTS, NULL, &shape);
             ops->gather_rows(dev, d_in, d_x + i * WIDTH,
                              &(struct gather_args){r.row, n, WIDTH, 1, DT_F32, 0, 0});
-            ops->matmul_experts(dev, d_out, d_in, d_w, r.offsets, EXPERTS,
-                                &(struct matmul){.m = n, .n = INNER, .k = WIDTH, .trans_b = true});
+            ops->matmul(dev, d_out, d_in, d_w, NULL,
+                        &(struct matmul){.m = n,
+                                         .n = INNER,
+                                         .k = WIDTH,
+                                         .trans_b = true,
+                                         .offsets = r.offsets,
+                                         .n_experts = EXPERTS});
             ops->moe_combine(dev, d_y + i * INNER, d_out, r.place, r.weight, &shape, false);
         }
         from_device(rows == ROWS ? together : alone, d_y, sizeof together);

@@ -211,10 +211,10 @@ TEST(experts_in_four_bits)
     float dy[ROWS * 64], dx[2][ROWS * 64];
     assert_true(four.n <= 64 && four.k <= 64 && !four.scales && !wide.mx_scales);
     for (int i = 0; i < ROWS * four.n; i++) dy[i] = (float)(i * 37 % 19 - 9);
-    struct matmul back = {.m = ROWS, .n = four.k, .k = four.n, .in = DT_F32, .out = DT_F32};
-    r.model->ops->matmul_experts(r.dev, dx[1], dy, wide.w, offsets, 4, &back);
+    struct matmul back = {.m = ROWS, .n = four.k, .k = four.n, .offsets = offsets, .n_experts = 4};
+    r.model->ops->matmul(r.dev, dx[1], dy, wide.w, NULL, &back);
     back.mx_scales = four.mx_scales;
-    r.model->ops->matmul_experts(r.dev, dx[0], dy, four.w, offsets, 4, &back);
+    r.model->ops->matmul(r.dev, dx[0], dy, four.w, NULL, &back);
     assert_ok(device_sync(r.dev));
     assert_memory_equal(dx[0], dx[1], (size_t)(ROWS * four.k) * sizeof(float));
 }

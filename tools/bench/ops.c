@@ -41,6 +41,7 @@ struct call { // of an operation, one for each of `rows`
     int each, before, head_dim; // attention: rows of a sequence, keys before them
     int prompt, samples;        // packed: each such group of rows is a prompt and its samples
     int experts;                // of rows that are spread evenly over them
+    bool act;                   // of gate and up columns, behind a matmul
     int parts[LORA_PARTS];      // of the width, where adapters have several
     enum moments_kind moments;
     struct sample_params sampling;
@@ -257,9 +258,11 @@ static enum status set_call(struct ops_bench *o)
         o->matmul.m = n, o->matmul.n = k, o->matmul.k = m;
         o->matmul.trans_a = true, o->matmul.trans_b = false;
     }
-    if (c->op == OP_matmul_experts_back) o->matmul.trans_b = false;
-    const bool sums = c->form == TO_WEIGHT || c->op == OP_matmul_experts_back || n == VOCAB;
-    o->matmul.out = sums ? DT_F32 : c->dt;
+    o->matmul.out = c->form == TO_WEIGHT || n == VOCAB ? DT_F32 : c->dt;
+    if (c->experts) o->matmul.offsets = o->lists;
+    o->matmul.n_experts = c->experts;
+    if (c->act) o->matmul.act = &o->act;
+    o->matmul.x = o->more;
     o->matmul.early = true;
     if (c->narrow) o->matmul.scales = (const int8_t *)o->lists + LISTS_BYTES / 2; // zeros
     if (c->rounded) o->matmul.a_scales = o->matmul.scales;
@@ -267,7 +270,8 @@ static enum status set_call(struct ops_bench *o)
         (struct act_shape){.rows = m, .width = n / 2, .kind = ACT_SILU, .gated = true, .dt = c->dt};
     o->latent =
         (struct latent_shape){m, LATENT_HEADS, 128, 64, LATENT_RANK, 128, c->dt, .early = true};
-    set_turns(o, dtype_size(c->dt) * (size_t)(c->form == TO_WEIGHT ? m : n) * (size_t)k * experts);
+    const int of_b = c->form == TO_WEIGHT ? m : n * experts; // rows of k elements
+    set_turns(o, dtype_size(c->dt) * (size_t)of_b * (size_t)k);
     if (c->op == OP_latent_query || c->op == OP_latent_value)
         set_turns(o, dtype_size(c->dt) * LATENT_HEADS * (128 + 128) * LATENT_RANK);
     if (c->each > 0) {
@@ -303,19 +307,6 @@ static bool run_matmul(struct ops_bench *o, const struct operands *x)
     switch ((int)c->op) {
     case OP_matmul:
         ops->matmul(dev, x->out, x->in, x->w, NULL, &o->matmul);
-        break;
-    case OP_matmul_act:
-        ops->matmul_act(dev, x->out, x->more, x->in, x->w, NULL, &o->matmul, &o->act, false);
-        break;
-    case OP_matmul_experts:
-        ops->matmul_experts(dev, x->out, x->in, x->w, o->lists, c->experts, &o->matmul);
-        break;
-    case OP_matmul_experts_act:
-        ops->matmul_experts_act(dev, x->out, x->more, x->in, x->w, o->lists, c->experts, &o->matmul,
-                                &o->act, false);
-        break;
-    case OP_matmul_experts_back:
-        ops->matmul_experts_back(dev, x->out, x->in, x->w, o->lists, c->experts, &o->matmul);
         break;
     case OP_moe_route: {
         int32_t *lists = (int32_t *)x->out;
@@ -471,24 +462,15 @@ static void matmul_cost(const struct ops_bench *o, struct cost *ret)
     const struct call *c = o->call;
     const struct matmul *s = &o->matmul;
     const double m = o->rows, n = c->width, k = c->k, e = (double)dtype_size(c->dt);
-    const double busy = fmin(m, c->experts), w = c->narrow ? 1 : e; // w: of a weight
+    const double matrices = c->experts ? fmin(m, c->experts) : 1; // that are not without rows
+    const double w = c->narrow ? 1 : e;                           // of a weight
+    double read, written = (double)dtype_size(s->out) * (1 + s->beta);
     ret->flops = 2 * m * n * k;
     switch ((int)c->op) {
-    case OP_matmul_act: // half as wide when it is stored
-        ret->bytes = e * (m * k + m * n / 2) + w * n * k;
-        break;
-    case OP_matmul:
-        ret->bytes =
-            (e * s->m + w * s->n) * s->k + (double)dtype_size(s->out) * (1 + s->beta) * s->m * s->n;
-        break;
-    case OP_matmul_experts_act:
-        ret->bytes = e * m * (k + n / 2) + w * busy * n * k;
-        break;
-    case OP_matmul_experts:
-        ret->bytes = e * m * (n + k) + w * busy * n * k;
-        break;
-    case OP_matmul_experts_back: // sums are read and written
-        ret->bytes = e * m * (n + k) + 8 * busy * n * k;
+    case OP_matmul: // C: sums of a gradient of weights; half as wide behind an act
+        written *= c->form == TO_WEIGHT ? matrices * n * k : m * s->n / (c->act ? 2 : 1);
+        read = c->form == TO_WEIGHT ? e * m * (n + k) : e * m * s->k + w * matrices * n * k;
+        ret->bytes = read + written;
         break;
     case OP_moe_route:
         *ret = (struct cost){4 * m * c->experts, 0};
@@ -607,9 +589,11 @@ static double limit_us(const struct ops_bench *o)
 #define GROUPS         .prompt = 64, .samples = 8
 #define PARTS          .parts = {HIDDEN, KV_DIM, KV_DIM}
 #define SAMPLED(t, p, top) .sampling = {.temperature = t, .top_p = p, .top_k = top}
-#define EXPERTS_NARROW .experts = 32, .narrow = true
 #define ROUNDED        .narrow = true, .rounded = true
-#define EXPERTS_ROUND  .experts = 32, ROUNDED
+#define ACT            .act = true
+#define DX             .form = TO_INPUT
+#define DW             .form = TO_WEIGHT, .beta = 1
+#define EXPERTS        .experts = 32
 #define MIXTRAL        OF(2 * 14336, 4096), .experts = 8 // gate and up
 // clang-format on
 static const struct call calls[] = {
@@ -617,8 +601,8 @@ static const struct call calls[] = {
     {OP_matmul, "o", DT_BF16, DECODED, OF(HIDDEN, HIDDEN)},
     {OP_matmul, "o, added", DT_BF16, {16, 1024}, OF(HIDDEN, HIDDEN), .beta = 1},
     {OP_matmul, "gate+up", DT_BF16, TRAINED, OF(2 * FFN, HIDDEN)},
-    {OP_matmul, "gate+up dx", DT_BF16, {8192}, OF(2 * FFN, HIDDEN), .form = TO_INPUT},
-    {OP_matmul, "gate+up dw", DT_BF16, {8192}, OF(2 * FFN, HIDDEN), .form = TO_WEIGHT, .beta = 1},
+    {OP_matmul, "gate+up dx", DT_BF16, {8192}, OF(2 * FFN, HIDDEN), DX},
+    {OP_matmul, "gate+up dw", DT_BF16, {8192}, OF(2 * FFN, HIDDEN), DW},
     {OP_matmul, "down", DT_BF16, TRAINED, OF(HIDDEN, FFN)},
     {OP_matmul, "head", DT_BF16, DECODED, OF(VOCAB, HIDDEN)},
     {OP_matmul, "qkv in e4m3", DT_BF16, DECODED, OF(QKV, HIDDEN), .narrow = true},
@@ -626,10 +610,12 @@ static const struct call calls[] = {
     {OP_matmul, "qkv in e4m3, rows too", DT_BF16, DECODED, OF(QKV, HIDDEN), ROUNDED},
     {OP_matmul, "down in e4m3, rows too", DT_BF16, TRAINED, OF(HIDDEN, FFN), ROUNDED},
     {OP_matmul, "qkv in f32", DT_F32, {256}, OF(QKV, HIDDEN)},
-    {OP_matmul_act, "gate+up", DT_BF16, {16, 1024}, OF(2 * FFN, HIDDEN)},
-    {OP_matmul_act, "gate+up in e4m3", DT_BF16, DECODED, OF(2 * FFN, HIDDEN), .narrow = true},
-    {OP_matmul_act, "gate+up in e4m3, rows too", DT_BF16, TRAINED, OF(2 * FFN, HIDDEN), ROUNDED},
-    {OP_matmul_act, "gate+up in f32", DT_F32, {64}, OF(8192, HIDDEN)},
+    {OP_matmul, "gate+up, act", DT_BF16, {16, 1024}, OF(2 * FFN, HIDDEN), ACT},
+    {OP_matmul, "gate+up, act, in e4m3", DT_BF16, DECODED, OF(2 * FFN, HIDDEN), ACT,
+     .narrow = true},
+    {OP_matmul, "gate+up, act, in e4m3, rows too", DT_BF16, TRAINED, OF(2 * FFN, HIDDEN), ACT,
+     ROUNDED},
+    {OP_matmul, "gate+up, act, in f32", DT_F32, {64}, OF(8192, HIDDEN), ACT},
     {OP_rope_store, "decode at 256 keys", DT_BF16, {16, 256}, ATTENDS(1, 256, DIM)},
     {OP_attn_paged, "decode at 256 keys", DT_BF16, DECODED, ATTENDS(1, 255, DIM)},
     {OP_attn_paged, "decode at 512 keys", DT_BF16, {64}, ATTENDS(1, 511, DIM)},
@@ -667,25 +653,27 @@ static const struct call calls[] = {
     {OP_latent_value, "heads of 192", DT_BF16, {1, 16, 64, 256, 8192}, .width = LATENT_DIM},
     {OP_latent_value, "heads of 192 in f32", DT_F32, {16}, .width = LATENT_DIM},
     {OP_moe_route, "Mixtral", DT_BF16, {1, 16, 256, 8192}, .experts = 8},
-    {OP_matmul_experts, "Mixtral gate+up", DT_BF16, {2, 8, 32, 128, 512, 16384}, MIXTRAL},
-    {OP_matmul_experts, "Mixtral gate+up dx", DT_BF16, {16384}, MIXTRAL, .form = TO_INPUT},
-    {OP_matmul_experts, "32 of 1,536", DT_BF16, {64, 8192}, OF(1536, HIDDEN), .experts = 32},
-    {OP_matmul_experts, "32 in e4m3", DT_BF16, {64, 8192}, OF(1536, HIDDEN), EXPERTS_NARROW},
-    {OP_matmul_experts,
-     "32 in e4m3, rows too",
+    {OP_matmul, "Mixtral gate+up", DT_BF16, {2, 8, 32, 128, 512, 16384}, MIXTRAL},
+    {OP_matmul, "Mixtral gate+up dx", DT_BF16, {16384}, MIXTRAL, DX},
+    {OP_matmul, "32 of 1,536", DT_BF16, {64, 8192}, OF(1536, HIDDEN), EXPERTS},
+    {OP_matmul, "32 in e4m3", DT_BF16, {64, 8192}, OF(1536, HIDDEN), EXPERTS, .narrow = true},
+    {OP_matmul, "32 in e4m3, rows too", DT_BF16, {64, 8192}, OF(1536, HIDDEN), EXPERTS, ROUNDED},
+    {OP_matmul, "1,040 of 64 x 64", DT_BF16, {65536}, OF(64, 64), .experts = 1040},
+    {OP_matmul, "32 of 256 in f32", DT_F32, {64}, OF(256, HIDDEN), EXPERTS},
+    {OP_matmul, "32 of 1,536, act", DT_BF16, {64, 8192}, OF(1536, HIDDEN), EXPERTS, ACT},
+    {OP_matmul, "32 in e4m3, act", DT_BF16, {64}, OF(1536, HIDDEN), EXPERTS, .narrow = true, ACT},
+    {OP_matmul,
+     "32 in e4m3, rows too, act",
      DT_BF16,
-     {64, 8192},
+     {64},
      OF(1536, HIDDEN),
-     EXPERTS_ROUND},
-    {OP_matmul_experts, "1,040 of 64 x 64", DT_BF16, {65536}, OF(64, 64), .experts = 1040},
-    {OP_matmul_experts, "32 of 256 in f32", DT_F32, {64}, OF(256, HIDDEN), .experts = 32},
-    {OP_matmul_experts_act, "32 of 1,536", DT_BF16, {64, 8192}, OF(1536, HIDDEN), .experts = 32},
-    {OP_matmul_experts_act, "32 in e4m3", DT_BF16, {64}, OF(1536, HIDDEN), EXPERTS_NARROW},
-    {OP_matmul_experts_act, "32 in e4m3, rows too", DT_BF16, {64}, OF(1536, HIDDEN), EXPERTS_ROUND},
-    {OP_matmul_experts_back, "Mixtral gate+up", DT_BF16, {16384}, MIXTRAL},
-    {OP_matmul_experts_back, "32 of 512", DT_BF16, {8192}, OF(512, HIDDEN), .experts = 32},
-    {OP_matmul_experts_back, "1,040 of 64 x 64", DT_BF16, {65536}, OF(64, 64), .experts = 1040},
-    {OP_matmul_experts_back, "32 of 64 in f32", DT_F32, {64}, OF(64, HIDDEN), .experts = 32},
+     EXPERTS,
+     ROUNDED,
+     ACT},
+    {OP_matmul, "Mixtral gate+up dw", DT_BF16, {16384}, MIXTRAL, DW},
+    {OP_matmul, "32 of 512 dw", DT_BF16, {8192}, OF(512, HIDDEN), EXPERTS, DW},
+    {OP_matmul, "1,040 of 64 x 64 dw", DT_BF16, {65536}, OF(64, 64), .experts = 1040, DW},
+    {OP_matmul, "32 of 64 in f32 dw", DT_F32, {64}, OF(64, HIDDEN), EXPERTS, DW},
     {OP_lora, "qkv", DT_BF16, {1, 16, 64, 8192}, OF(QKV, HIDDEN), PARTS},
     {OP_lora, "o", DT_BF16, {1, 16, 64, 1024, 8192}, OF(HIDDEN, HIDDEN)},
     {OP_lora, "gate+up", DT_BF16, {1, 64, 8192}, OF(2 * FFN, HIDDEN), .parts = {FFN, FFN}},

@@ -470,10 +470,12 @@ static void dense_back(struct backward *b, int l, int rows, const void *dout, co
 static void experts_to_weight(struct model *m, void *dw, float *dbias, const void *dy,
                               const void *x, const struct own_experts *own, int a, int n, int k)
 {
-    const struct matmul shape = {.m = a, .n = n, .k = k, .in = m->dt};
+    struct matmul shape = {n, k, a, .trans_a = true, .beta = 1, .in = m->dt, .out = DT_F32};
     const struct expert_rows rows = {a, own->n, n, m->dt};
     if (dbias) m->ops->experts_bias_back(m->dev, dbias, dy, own->offsets, &rows);
-    if (dw) m->ops->matmul_experts_back(m->dev, dw, dy, x, own->offsets, own->n, &shape);
+    shape.offsets = own->offsets;
+    shape.n_experts = own->n;
+    if (dw) m->ops->matmul(m->dev, dw, dy, x, NULL, &shape);
 }
 
 // The gradients of experts' own scales, and of the routing's weights, times the factor of logits.
@@ -518,15 +520,13 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
                                ddown = weights_matrix(b->grads, ROLE_EXPERTS_DOWN, l);
     const struct moe_routing *r = &tape->routing;
     const struct moe_shape shape = model_moe_shape(m, l, rows);
-    const bool latent = layer->expert_latent > 0;
+    const bool latent = layer->expert_latent > 0, beside = m->config->experts_beside;
     const int width = shape.width, inner = layer->intermediate, a = rows * shape.top_k;
     const struct own_experts own = model_own_experts(m, l, r);
     const struct act_shape act = model_act_shape(m, a, inner);
-    struct matmul to_act = model_experts_shape(m, a, &down, true),
-                  to_input = model_experts_shape(m, a, &up, true);
-    const bool beside = m->config->experts_beside;
+    struct matmul to_act = model_experts_shape(m, a, &down, &own, true),
+                  to_input = model_experts_shape(m, a, &up, &own, true);
     struct moe_routing scaled = *r;
-
     to_act.rounds = rounding(b, &down);
     to_input.rounds = rounding(b, &up);
     scaled.weight = model_expert_weights(m, l, r, rows);
@@ -537,14 +537,14 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
         dout = b->dlatent;
     }
     ops->moe_combine_back(m->dev, b->dexpert, b->dweight, dout, tape->expert_out, &scaled, &shape);
-    ops->matmul_experts(m->dev, b->dact, b->dexpert, down.w, own.offsets, own.n, &to_act);
+    ops->matmul(m->dev, b->dact, b->dexpert, down.w, NULL, &to_act);
     ops->act_back(m->dev, b->dgate_up, m->act, b->dact, tape->gate_up, &act);
     experts_to_weight(m, ddown.w, ddown.bias, b->dexpert, m->act, &own, a, width, inner);
     ops->gather_rows(m->dev, m->expert_in, experts_input(m, l, rows),
                      &(struct gather_args){r->row, a, width, 1.0f, m->dt, 0, 0});
     experts_to_weight(m, dup.w, dup.bias, b->dgate_up, m->expert_in, &own, a, up.n, width);
     model_experts_begin(m, l, b->dexpert, rows);
-    ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, up.w, own.offsets, own.n, &to_input);
+    ops->matmul(m->dev, b->dexpert, b->dgate_up, up.w, NULL, &to_input);
     model_experts_end(m, l, b->dexpert, rows);
     model_sum_mlp(m, l, b->dweight, (size_t)a, DT_F32);
     if (beside) scales_back(b, l, rows, r);

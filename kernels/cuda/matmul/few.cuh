@@ -156,7 +156,8 @@ static inline bool map_of(struct device *dev, CUtensorMap *ret, const void *x, c
 // Whether the columns of a call may be taken in pairs, of which the activation alone is stored.
 static inline bool few_may_gate(const matmul_call &c)
 {
-    return c.act->gated && c.act->kind <= ACT_GELU && !c.keep && c.shape->out == DT_BF16;
+    const struct act_shape *act = c.shape->act;
+    return act && act->gated && act->kind <= ACT_GELU && !c.shape->keep && c.shape->out == DT_BF16;
 }
 
 // How many of n experts m random rows meet, about.
@@ -180,11 +181,11 @@ template <epilogue END> static inline few_args few_args_of(const matmul_call &c)
     p.scales = c.shape->scales;
     p.a_scales = c.shape->a_scales;
     p.bias = (const bf16 *)c.bias;
-    p.offsets = c.offsets;
-    p.n_experts = c.n_experts;
+    p.offsets = c.shape->offsets;
+    p.n_experts = c.shape->n_experts;
     if (END == GATED) {
         p.apart = c.shape->n / 2;
-        p.act = c.act->kind;
+        p.act = c.shape->act->kind;
     }
     return p;
 }

@@ -1,5 +1,5 @@
-/* matmul.cu: the tables of the matmuls and of what follows them at once, and matrix multiplication
- * through cuBLASLt: its plans, one a shape, in a table.
+/* matmul.cu: the table of the matmul's variants, and matrix multiplication through cuBLASLt: its
+ * plans, one a shape, in a table.
  *
  * A row-major C = A B is the column-major C' = B' A', so A and B change places and nothing is
  * moved. f32 runs with tf32 off; bf16 sums in f32. Few rows of a forward matmul in bf16 go to
@@ -474,19 +474,22 @@ size_t cuda_matmul_scratch(int rows, int width)
 
 // ---- variants ----------------------------------------------------------------------------------
 
-bool matmul_is_e4m3(struct device *, const matmul_call &c)
+static bool is_activated(struct device *, const matmul_call &c)
 {
-    return c.shape->scales || c.shape->mx_scales;
+    return c.shape->act;
 }
 
-// The matmul of a call, or of its experts, with other operands.
-static void multiply(struct device *dev, const matmul_call &c, void *to, const void *a,
-                     const void *b, const struct matmul *shape)
+static void act_apart(struct device *dev, const matmul_call &c)
 {
-    if (c.n_experts > 0)
-        cuda_matmul_experts(dev, to, a, b, c.offsets, c.n_experts, shape);
-    else
-        cuda_matmul(dev, to, a, b, c.bias, shape);
+    struct matmul s = *c.shape;
+    s.act = NULL;
+    cuda_matmul(dev, s.x, c.a, c.b, c.bias, &s);
+    cuda_act(dev, c.c, s.x, c.shape->act);
+}
+
+static bool is_e4m3(struct device *, const matmul_call &c)
+{
+    return c.shape->scales || c.shape->mx_scales;
 }
 
 // With a and b in the dtype of the call.
@@ -498,13 +501,13 @@ static void multiply_wide(struct device *dev, const matmul_call &c, const wide_w
     s.rounds = GRADIENT_AUTO;
     s.mx_scales = NULL;
     s.early = false;
-    if (a.w && b.w) multiply(dev, c, c.c, a.w, b.w, &s);
+    if (a.w && b.w) cuda_matmul(dev, c.c, a.w, b.w, c.bias, &s);
 }
 
-void matmul_widened(struct device *dev, const matmul_call &c)
+static void widened(struct device *dev, const matmul_call &c)
 {
     const struct matmul &s = *c.shape;
-    const int64_t rows = (int64_t)(s.trans_b ? s.n : s.k) * std::max(1, c.n_experts);
+    const int64_t rows = (int64_t)(s.trans_b ? s.n : s.k) * std::max(1, s.n_experts);
     const int cols = s.trans_b ? s.k : s.n;
     const wide_weights a(dev, c.a, s.a_scales, s.m, s.k, s.in, s.rounds);
     if (s.mx_scales)
@@ -513,21 +516,28 @@ void matmul_widened(struct device *dev, const matmul_call &c)
         multiply_wide(dev, c, a, wide_weights(dev, c.b, s.scales, rows, cols, s.in));
 }
 
-bool matmul_rounds(struct device *, const matmul_call &c)
+static bool is_rounded(struct device *, const matmul_call &c)
 {
     return c.shape->rounds && !c.shape->a_scales;
 }
 
-void matmul_gradient(struct device *dev, const matmul_call &c)
+// A gradient that is rounded: it and B are laid out anew, and the call taken as one of rows in
+// eight bits.
+static void gradient(struct device *dev, const matmul_call &c)
 {
-    const rounded_gradient g(dev, c.a, c.b, c.offsets, c.n_experts, c.shape);
+    const rounded_gradient g(dev, c.a, c.b, c.shape);
     struct matmul s = *c.shape;
     s.trans_b = true;
     s.scales = (const int8_t *)g.along_scales.memory;
     s.a_scales = (const int8_t *)g.row_scales.memory;
     if (!s.scales || !s.a_scales || !g.rows.memory || !g.along.memory) return;
     if (s.rounds == GRADIENT_E4M3) s.rounds = GRADIENT_AUTO; // as any rows
-    multiply(dev, c, c.c, g.rows.memory, g.along.memory, &s);
+    cuda_matmul(dev, c.c, g.rows.memory, g.along.memory, c.bias, &s);
+}
+
+static bool is_of_experts(struct device *, const matmul_call &c)
+{
+    return c.shape->offsets;
 }
 
 static bool is_columns(struct device *, const matmul_call &c)
@@ -635,6 +645,11 @@ static bool rounded_by_sums(struct device *dev, const matmul_call &c, struct mat
     return true;
 }
 
+static bool library_rounded_takes(struct device *dev, const matmul_call &c)
+{
+    return !c.shape->offsets && matmul_in_chunks(dev, c);
+}
+
 static void library_rounded(struct device *dev, const matmul_call &c)
 {
     struct matmul s = *c.shape;
@@ -645,53 +660,47 @@ static void library_rounded(struct device *dev, const matmul_call &c)
 }
 
 static const op_variant matmul_rows[] = {
-    variant<matmul_call, matmul_rounds, matmul_gradient>("gradient", MATMUL_GRADIENT_TAKES),
-    variant<matmul_call, matmul_e4m3_takes<true>, matmul_e4m3<true>>("few_rounded",
-                                                                     MATMUL_ROUNDED_TAKES),
-    variant<matmul_call, matmul_in_chunks, library_rounded>("library_rounded",
-                                                            "as few_rounded, of more rows"),
-    variant<matmul_call, matmul_e4m3_takes<false>, matmul_e4m3<false>>("few_e4m3",
-                                                                       MATMUL_E4M3_TAKES),
-    variant<matmul_call, matmul_is_e4m3, matmul_widened>("widened", MATMUL_WIDENED_TAKES),
+    variant<matmul_call, matmul_e4m3_gated_takes<true>, matmul_e4m3_gated<true>>(
+        "gated_rounded", "as few_rounded, with an act that is gated but not clamped, x not kept"),
+    variant<matmul_call, matmul_e4m3_gated_takes<false>, matmul_e4m3_gated<false>>(
+        "gated_e4m3", "as few_e4m3, with such an act"),
+    variant<matmul_call, matmul_few_gated_takes, matmul_few_gated>("few_gated",
+                                                                   "as few, with such an act"),
+    variant<matmul_call, is_activated, act_apart>("act_apart", "any act: the matmul, then that"),
+    variant<matmul_call, is_rounded, gradient>(
+        "gradient", "A a gradient in e4m3 or e5m2: rounded, then as rows in e4m3"),
+    variant<matmul_call, matmul_e4m3_takes<true>, matmul_e4m3<true>>(
+        "few_rounded",
+        "A and B in e4m3, bf16 on 9.0, k a multiple of 64, n of 16; up to 128 rows, of experts "
+        "any"),
+    variant<matmul_call, library_rounded_takes, library_rounded>("library_rounded",
+                                                                 "as few_rounded, of more rows"),
+    variant<matmul_call, matmul_e4m3_takes<false>, matmul_e4m3<false>>(
+        "few_e4m3",
+        "B in e4m3, bf16 on 9.0, k a multiple of 64, n of 8; up to 512 rows, 32 of each expert"),
+    variant<matmul_call, is_e4m3, widened>("widened",
+                                           "B in e4m3: widened, then as one of what that gives"),
     variant<matmul_call, matmul_few_columns_takes, matmul_few_columns>(
         "few_columns", "ranks put columns together and map each other's memory; else as few"),
     variant<matmul_call, is_columns, gather_columns>("columns", "ranks put columns together"),
     variant<matmul_call, matmul_few_takes, matmul_few>(
-        "few", "bf16 A B' on 9.0, k a multiple of 64, up to 128 rows or n odd"),
+        "few", "bf16 A B' on 9.0, k a multiple of 64; up to 128 rows or n odd, of experts up to 64 "
+               "or 32 of each"),
+    variant<matmul_call, experts_wgmma_takes, experts_wgmma>(
+        "experts_wgmma", "experts, bf16 on 9.0, widths are multiples of 8, up to 1,024 experts"),
+    variant<matmul_call, experts_mma_takes, experts_mma>(
+        "experts_mma", "experts, bf16, widths are multiples of 8"),
+    variant<matmul_call, is_of_experts, experts_plain>("experts_plain", "experts: f32, odd widths"),
     variant<matmul_call, adds_to_bf16, library_add>("library_add", "beta 1 to bf16"),
     variant<matmul_call, otherwise, library>("library", "all else: cuBLASLt"),
 };
-const struct op_variants matmul_variants = {OP_matmul, 10, matmul_rows};
+const struct op_variants matmul_variants = {OP_matmul, sizeof matmul_rows / sizeof *matmul_rows,
+                                            matmul_rows};
 
 void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, const void *bias,
-                 const struct matmul *shape)
+                 const struct matmul *s)
 {
-    const matmul_call call = {c, a, b, bias, shape};
-    if (shape->m > 0 && shape->n > 0) op_take_variant(dev, &matmul_variants, &call);
-}
-
-static void act_apart(struct device *dev, const matmul_call &c)
-{
-    multiply(dev, c, c.x, c.a, c.b, c.shape);
-    cuda_act(dev, c.c, c.x, c.act);
-}
-
-static const op_variant act_rows[] = {
-    variant<matmul_call, matmul_e4m3_gated_takes<true>, matmul_e4m3_gated<true>>(
-        "gated_rounded", "as few_rounded of the matmul, gated but not clamped, x not kept"),
-    variant<matmul_call, matmul_e4m3_gated_takes<false>, matmul_e4m3_gated<false>>(
-        "gated_e4m3", "as few_e4m3 of the matmul, gated but not clamped, x not kept"),
-    variant<matmul_call, matmul_few_gated_takes, matmul_few_gated>(
-        "few_gated", "as few of the matmul, gated but not clamped, x not kept"),
-    variant<matmul_call, otherwise, act_apart>("apart", "all else: the matmul, then act"),
-};
-const struct op_variants matmul_act_variants = {OP_matmul_act, 4, act_rows};
-const struct op_variants matmul_experts_act_variants = {OP_matmul_experts_act, 4, act_rows};
-
-void cuda_matmul_act(struct device *dev, void *y, void *x, const void *a, const void *b,
-                     const void *bias, const struct matmul *shape, const struct act_shape *act,
-                     bool keep)
-{
-    const matmul_call call = {y, a, b, bias, shape, NULL, 0, x, act, keep};
-    if (shape->m > 0 && shape->n > 0) op_take_variant(dev, &matmul_act_variants, &call);
+    const matmul_call call = {c, a, b, bias, s};
+    const bool nobody = s->offsets && (s->n_experts == 0 || s->k == 0); // has rows
+    if (s->m > 0 && s->n > 0 && !nobody) op_take_variant(dev, &matmul_variants, &call);
 }

@@ -439,7 +439,7 @@ static bool fits(struct device *dev, const matmul_call &c)
     const struct matmul *s = c.shape;
     return s->scales && on_hopper(dev) && s->in == DT_BF16 && s->out == DT_BF16 && !s->trans_a &&
            s->trans_b && s->k % CHUNK == 0 && s->k > 0 && !s->columns &&
-           c.n_experts <= MAX_EXPERTS && aligned(16, {c.a, c.b, c.c}, {});
+           s->n_experts <= MAX_EXPERTS && aligned(16, {c.a, c.b, c.c}, {});
 }
 
 bool matmul_in_chunks(struct device *dev, const matmul_call &c)
@@ -452,7 +452,7 @@ static e4m3_plan plan_of(struct device *dev, const matmul_call &call)
 {
     struct cuda_state *state = cuda_use(dev);
     const struct matmul *s = call.shape;
-    const int e = call.n_experts, eights = s->n / 8;
+    const int e = s->n_experts, eights = s->n / 8;
     e4m3_plan plan = {};
     plan.rounded = ROUNDED;
     if (ROUNDED ? !matmul_in_chunks(dev, call) || s->rounds || (e == 0 && s->m > MAX_ROUNDED)

@@ -108,10 +108,20 @@ __global__ void __launch_bounds__(TILE::threads, TILE::blocks) experts_kernel(ex
 
 // ---- launches ----------------------------------------------------------------------------------
 
-// Whether rows of bf16 of any operand can be copied 16 bytes at a time.
-static bool experts_mma_takes(struct device *, const matmul_call &c)
+// What the kernels' n, k and rows are of a call's sizes: of a gradient its matrices are (n, k).
+struct experts_sizes {
+    int n, k, rows;
+};
+static experts_sizes sizes_of(const struct matmul *s)
 {
-    return c.shape->in == DT_BF16 && c.shape->n % 8 == 0 && c.shape->k % 8 == 0 &&
+    return s->trans_a ? experts_sizes{s->m, s->n, s->k} : experts_sizes{s->n, s->k, s->m};
+}
+
+// Whether rows of bf16 of any operand can be copied 16 bytes at a time.
+bool experts_mma_takes(struct device *, const matmul_call &c)
+{
+    const experts_sizes of = sizes_of(c.shape);
+    return c.shape->offsets && c.shape->in == DT_BF16 && of.n % 8 == 0 && of.k % 8 == 0 &&
            aligned(16, {c.c, c.a, c.b}, {});
 }
 
@@ -119,12 +129,13 @@ static bool experts_mma_takes(struct device *, const matmul_call &c)
 template <typename TILE, typename T, typename U>
 static void launch_tiles(struct device *dev, const matmul_call &c)
 {
-    const struct matmul *s = c.shape;
+    const experts_sizes of = sizes_of(c.shape);
+    const int e = c.shape->n_experts;
     const experts_args<T, U> a = {
-        (U *)c.c, (const T *)c.a, (const T *)c.b, c.offsets, c.n_experts, s->n, s->k};
-    dim3 grid(blocks_of(expert_tiles(s->m, c.n_experts, TILE::rows), ceil_div(s->n, TILE::cols)));
+        (U *)c.c, (const T *)c.a, (const T *)c.b, c.shape->offsets, e, of.n, of.k};
+    dim3 grid(blocks_of(expert_tiles(of.rows, e, TILE::rows), ceil_div(of.n, TILE::cols)));
     if (TILE::l_across)
-        grid = dim3(blocks_of(ceil_div(s->n, TILE::rows), ceil_div(s->k, TILE::cols)), c.n_experts);
+        grid = dim3(blocks_of(ceil_div(of.n, TILE::rows), ceil_div(of.k, TILE::cols)), e);
     cuda_launch(dev, TILE::l_across ? "gradient of experts' weights" : "experts' matmuls",
                 experts_kernel<TILE, T, U>, grid, TILE::threads, TILE::shared, a);
 }
@@ -132,9 +143,11 @@ static void launch_tiles(struct device *dev, const matmul_call &c)
 template <int HEIGHT, bool L_ACROSS, bool R_ACROSS>
 using tensor_tile = mma_tile<HEIGHT, 128, 2, 4, 32, 4, L_ACROSS, R_ACROSS>;
 
-static void experts_mma(struct device *dev, const matmul_call &c)
+void experts_mma(struct device *dev, const matmul_call &c)
 {
-    const bool tall = c.shape->m > 64 * c.n_experts, along = c.shape->trans_b;
+    const struct matmul *s = c.shape;
+    const bool tall = s->m > 64 * s->n_experts, along = s->trans_b;
+    if (s->trans_a) return launch_tiles<tensor_tile<128, true, true>, bf16, float>(dev, c);
     with_type(c.shape->out, [&](auto u) {
         using U = decltype(u);
         const auto launch = tall    ? along ? launch_tiles<tensor_tile<128, false, false>, bf16, U>
@@ -145,18 +158,14 @@ static void experts_mma(struct device *dev, const matmul_call &c)
     });
 }
 
-static void experts_mma_back(struct device *dev, const matmul_call &c)
-{
-    launch_tiles<tensor_tile<128, true, true>, bf16, float>(dev, c);
-}
-
 template <typename T, typename U> static void launch_plain(struct device *dev, const matmul_call &c)
 {
-    (c.shape->trans_b ? launch_tiles<plain_tile<false, false>, T, U>
-                      : launch_tiles<plain_tile<false, true>, T, U>)(dev, c);
+    (c.shape->trans_a   ? launch_tiles<plain_tile<true, true>, T, float>
+     : c.shape->trans_b ? launch_tiles<plain_tile<false, false>, T, U>
+                        : launch_tiles<plain_tile<false, true>, T, U>)(dev, c);
 }
 
-static void experts_plain(struct device *dev, const matmul_call &c)
+void experts_plain(struct device *dev, const matmul_call &c)
 {
     if (c.shape->in == DT_F32)
         launch_plain<float, float>(dev, c);
@@ -164,12 +173,6 @@ static void experts_plain(struct device *dev, const matmul_call &c)
         launch_plain<bf16, float>(dev, c);
     else
         launch_plain<bf16, bf16>(dev, c);
-}
-
-static void experts_plain_back(struct device *dev, const matmul_call &c)
-{
-    with_type(c.shape->in,
-              [&](auto t) { launch_tiles<plain_tile<true, true>, decltype(t), float>(dev, c); });
 }
 
 // ---- Hopper ------------------------------------------------------------------------------------
@@ -491,96 +494,32 @@ static tensor_boxes boxes_of(int columns, int rows, int n_matrices, int box_rows
             {64, (cuuint32_t)box_rows, 1}};
 }
 
+bool experts_wgmma_takes(struct device *dev, const matmul_call &c)
+{
+    return on_hopper(dev) && c.shape->n_experts <= MAX_EXPERTS && experts_mma_takes(dev, c);
+}
+
 template <bool L_ACROSS, bool R_ACROSS, typename U>
-static void launch_wgmma(struct device *dev, const void *l, const void *r, const wgmma_args<U> &a)
+static void launch_wgmma(struct device *dev, const matmul_call &c)
 {
-    struct cuda_state *state = cuda_use(dev);
+    const experts_sizes of = sizes_of(c.shape);
+    const int n = of.n, k = of.k, e = c.shape->n_experts;
     CUtensorMap l_map, r_map;
-    tensor_boxes of_l = L_ACROSS ? boxes_of(a.n, a.m, 1, DEPTH) : boxes_of(a.k, a.m, 1, ROWS);
-    tensor_boxes of_r = L_ACROSS   ? boxes_of(a.k, a.m, 1, DEPTH)
-                        : R_ACROSS ? boxes_of(a.n, a.k, a.n_experts, DEPTH)
-                                   : boxes_of(a.k, a.n, a.n_experts, WIDTH);
-    if (!tensor_map(dev, &l_map, l, of_l) || !tensor_map(dev, &r_map, r, of_r)) return;
-    cuda_launch(dev, "experts' matmuls", wgmma_kernel<L_ACROSS, R_ACROSS, U>, state->n_sms, THREADS,
-                wgmma_shared<L_ACROSS>, l_map, r_map, a);
+    tensor_boxes of_l = L_ACROSS ? boxes_of(n, of.rows, 1, DEPTH) : boxes_of(k, of.rows, 1, ROWS);
+    tensor_boxes of_r = L_ACROSS   ? boxes_of(k, of.rows, 1, DEPTH)
+                        : R_ACROSS ? boxes_of(n, k, e, DEPTH)
+                                   : boxes_of(k, n, e, WIDTH);
+    if (!tensor_map(dev, &l_map, c.a, of_l) || !tensor_map(dev, &r_map, c.b, of_r)) return;
+    const wgmma_args<U> a = {(U *)c.c, c.shape->offsets, e, of.rows, n, k};
+    cuda_launch(dev, "experts' matmuls", wgmma_kernel<L_ACROSS, R_ACROSS, U>, cuda_use(dev)->n_sms,
+                THREADS, wgmma_shared<L_ACROSS>, l_map, r_map, a);
 }
 
-static bool experts_wgmma_takes(struct device *dev, const matmul_call &call)
+void experts_wgmma(struct device *dev, const matmul_call &c)
 {
-    return on_hopper(dev) && call.n_experts <= MAX_EXPERTS && experts_mma_takes(dev, call);
-}
-
-static void experts_wgmma(struct device *dev, const matmul_call &call)
-{
-    const struct matmul *s = call.shape;
-    with_type(s->out, [&](auto u) {
+    if (c.shape->trans_a) return launch_wgmma<true, true, float>(dev, c);
+    with_type(c.shape->out, [&](auto u) {
         using U = decltype(u);
-        wgmma_args<U> args = {(U *)call.c, call.offsets, call.n_experts, s->m, s->n, s->k};
-        const auto launch =
-            s->trans_b ? launch_wgmma<false, false, U> : launch_wgmma<false, true, U>;
-        launch(dev, call.a, call.b, args);
+        (c.shape->trans_b ? launch_wgmma<false, false, U> : launch_wgmma<false, true, U>)(dev, c);
     });
-}
-
-static void experts_wgmma_back(struct device *dev, const matmul_call &call)
-{
-    const struct matmul *s = call.shape;
-    wgmma_args<float> args = {(float *)call.c, call.offsets, call.n_experts, s->m, s->n, s->k};
-    launch_wgmma<true, true>(dev, call.a, call.b, args);
-}
-
-// ---- variants ----------------------------------------------------------------------------------
-
-#define FOR_WGMMA "bf16 on 9.0, widths are multiples of 8, up to 1,024 experts"
-#define FOR_MMA   "bf16, widths are multiples of 8"
-#define FOR_PLAIN "all else: f32, odd widths"
-
-static const op_variant experts_rows[] = {
-    variant<matmul_call, matmul_rounds, matmul_gradient>("gradient", MATMUL_GRADIENT_TAKES),
-    variant<matmul_call, matmul_e4m3_takes<true>, matmul_e4m3<true>>("few_rounded",
-                                                                     MATMUL_ROUNDED_TAKES),
-    variant<matmul_call, matmul_e4m3_takes<false>, matmul_e4m3<false>>("few_e4m3",
-                                                                       MATMUL_E4M3_TAKES),
-    variant<matmul_call, matmul_is_e4m3, matmul_widened>("widened", MATMUL_WIDENED_TAKES),
-    variant<matmul_call, matmul_few_takes, matmul_few>(
-        "few", "bf16 A B' on 9.0, k a multiple of 64, up to 64 rows or 32 of each expert"),
-    variant<matmul_call, experts_wgmma_takes, experts_wgmma>("wgmma", FOR_WGMMA),
-    variant<matmul_call, experts_mma_takes, experts_mma>("mma", FOR_MMA),
-    variant<matmul_call, otherwise, experts_plain>("plain", FOR_PLAIN),
-};
-static const op_variant experts_back_rows[] = {
-    variant<matmul_call, experts_wgmma_takes, experts_wgmma_back>("wgmma", FOR_WGMMA),
-    variant<matmul_call, experts_mma_takes, experts_mma_back>("mma", FOR_MMA),
-    variant<matmul_call, otherwise, experts_plain_back>("plain", FOR_PLAIN),
-};
-const struct op_variants matmul_experts_variants = {OP_matmul_experts, 8, experts_rows};
-const struct op_variants matmul_experts_back_variants = {OP_matmul_experts_back, 3,
-                                                         experts_back_rows};
-
-static bool is_some(const struct matmul *shape, int n_experts)
-{
-    return shape->m > 0 && shape->n > 0 && n_experts > 0;
-}
-
-void cuda_matmul_experts(struct device *dev, void *c, const void *a, const void *b,
-                         const int32_t *offsets, int n_experts, const struct matmul *shape)
-{
-    const matmul_call call = {c, a, b, NULL, shape, offsets, n_experts};
-    if (is_some(shape, n_experts)) op_take_variant(dev, &matmul_experts_variants, &call);
-}
-
-void cuda_matmul_experts_act(struct device *dev, void *y, void *x, const void *a, const void *b,
-                             const int32_t *offsets, int n_experts, const struct matmul *shape,
-                             const struct act_shape *act, bool keep)
-{
-    const matmul_call call = {y, a, b, NULL, shape, offsets, n_experts, x, act, keep};
-    if (is_some(shape, n_experts)) op_take_variant(dev, &matmul_experts_act_variants, &call);
-}
-
-void cuda_matmul_experts_back(struct device *dev, float *dw, const void *dy, const void *x,
-                              const int32_t *offsets, int n_experts, const struct matmul *shape)
-{
-    const matmul_call call = {dw, dy, x, NULL, shape, offsets, n_experts};
-    if (is_some(shape, n_experts) && shape->k > 0)
-        op_take_variant(dev, &matmul_experts_back_variants, &call);
 }

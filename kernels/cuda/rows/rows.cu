@@ -510,15 +510,15 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 rounded_gradient::rounded_gradient(struct device *dev, const void *a, const void *b,
-                                   const int32_t *offsets, int n_experts, const struct matmul *s)
-    : matrices(std::max(1, n_experts)), rows(dev, (size_t)s->m * s->k), row_scales(dev, s->m),
+                                   const struct matmul *s)
+    : matrices(std::max(1, s->n_experts)), rows(dev, (size_t)s->m * s->k), row_scales(dev, s->m),
       along(dev, (size_t)matrices * s->k * s->n), along_scales(dev, (size_t)matrices * s->n)
 {
     uint8_t *to = (uint8_t *)along.memory;
     int8_t *zeros = (int8_t *)along_scales.memory;
     if (!zeros || !rows.memory || !row_scales.memory || !to) return;
     quantise<true>(dev, (uint8_t *)rows.memory, (int8_t *)row_scales.memory, a, s->m, s->k, s->in,
-                   NULL, 0, {s->scales, offsets, n_experts, s->rounds});
+                   NULL, 0, {s->scales, s->offsets, s->n_experts, s->rounds});
     const bool tiled = s->n % 16 == 0 && s->k % 16 == 0 && aligned(16, {b}, {});
     const dim3 tiles(ceil_div(s->k, ACROSS_ROWS), ceil_div(s->n, ACROSS_COLS), matrices);
     cuda_launch(dev, "weights across", tiled ? across_kernel<true> : across_kernel<false>,
