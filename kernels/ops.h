@@ -262,16 +262,16 @@ static inline bool delta_is_conv(const struct delta_shape *s)
     return s->n_key_heads == 0;
 }
 #define DELTA_MAX_TAPS 8
-#define DELTA_MAX_DIM  128                                     // of key_dim and head_dim
-static inline int delta_key_width(const struct delta_shape *s) // of queries, of keys
+#define DELTA_MAX_DIM  128                                    // of key_dim and head_dim
+DTYPE_INLINE int delta_key_width(const struct delta_shape *s) // of queries, of keys
 {
     return s->n_key_heads * s->key_dim;
 }
-static inline int delta_value_width(const struct delta_shape *s)
+DTYPE_INLINE int delta_value_width(const struct delta_shape *s)
 {
     return s->n_heads * s->head_dim;
 }
-static inline int delta_conv_width(const struct delta_shape *s) // queries, keys, values
+DTYPE_INLINE int delta_conv_width(const struct delta_shape *s) // queries, keys, values
 {
     return 2 * delta_key_width(s) + delta_value_width(s);
 }
@@ -284,19 +284,19 @@ static inline int delta_conv_width(const struct delta_shape *s) // queries, keys
 // (key_dim, head_dim), u (DELTA_CHUNK, head_dim) and G (DELTA_CHUNK). f32 elements; rows that are
 // not there yet are anything.
 #define DELTA_CHUNK 64
-static inline int delta_window(const struct delta_shape *s)
+DTYPE_INLINE int delta_window(const struct delta_shape *s)
 {
     return s->taps - 1 + s->ahead;
 }
-static inline int64_t delta_window_elements(const struct delta_shape *s)
+DTYPE_INLINE int64_t delta_window_elements(const struct delta_shape *s)
 {
     return (int64_t)delta_window(s) * delta_conv_width(s);
 }
-static inline int64_t delta_head_elements(const struct delta_shape *s) // of a value head
+DTYPE_INLINE int64_t delta_head_elements(const struct delta_shape *s) // of a value head
 {
     return (int64_t)s->key_dim * s->head_dim + DELTA_CHUNK * ((int64_t)s->head_dim + 1);
 }
-static inline int64_t delta_group_elements(const struct delta_shape *s) // of a key head
+DTYPE_INLINE int64_t delta_group_elements(const struct delta_shape *s) // of a key head
 {
     return DELTA_CHUNK * (int64_t)s->key_dim + s->n_heads / s->n_key_heads * delta_head_elements(s);
 }

@@ -140,30 +140,57 @@ struct delta_shape model_delta_shape(const struct model *m, int l)
     return shape;
 }
 
-// Behind the rule its values are normalised, each head's, and gated. Mamba-2 gates them before, and
-// normalises those of each group.
-struct delta_end model_delta_end(const struct model *m, int l, const void *out, const void *in,
-                                 int rows, float *rstd)
+// Of the gated delta rule the values are normalised, each head's, and gated. Mamba-2 gates them
+// before, and normalises those of each group. A short convolution alone stands between two gates:
+// one matmul gives these and what is gated.
+struct delta_layer model_delta_layer(const struct model *m, int l, const struct delta_batch *batch,
+                                     const struct layer_tape *tape)
 {
     const struct layer_config *layer = &m->config->layers[l];
-    const struct delta_shape *s = &layer->delta;
-    const int width = delta_value_width(s), n = s->is_scan ? s->n_key_heads : s->n_heads;
-    const size_t before = s->is_scan ? 0 : (size_t)delta_conv_width(s) * dtype_size(m->dt);
-    return (struct delta_end){
-        .gate = {s->is_scan ? out : m->gate, (const char *)in + before, rows, width,
-                 layer_delta_in_width(layer), GATE_SILU, m->dt, width},
-        .norm = {.x = s->is_scan ? m->gate : out,
-                 .w = m->weights->layers[l].delta_norm,
-                 .rstd = rstd},
-        .shape = {NORM_RMS, rows * n, width / n, n, width, m->config->norm_eps, m->dt, s->is_scan},
-        .gate_first = s->is_scan};
+    const struct layer_weights *w = &m->weights->layers[l];
+    const struct delta_shape s = model_delta_shape(m, l);
+    const bool is_conv = delta_is_conv(&s);
+    const int rows = batch->view->n_tokens, width = delta_value_width(&s),
+              stride = layer_delta_in_width(layer), n = s.is_scan ? s.n_key_heads : s.n_heads;
+    const size_t e = dtype_size(m->dt), value = (size_t)width * e,
+                 behind = s.is_scan ? 0 : (size_t)delta_conv_width(&s) * e;
+    char *in = tape ? tape->delta_in : m->attn_in;
+    void *out = tape ? tape->attn : m->attn_out;
+    float *gates = tape ? tape->delta_gates : m->delta_gates;
+    const void *steps = in + (size_t)(stride - s.n_heads) * e, *gated = is_conv     ? m->qkv
+                                                                        : s.is_scan ? out
+                                                                                    : m->gate;
+    return (struct delta_layer){
+        .shape = s,
+        .in = in,
+        .gates = layer_delta_gates_width(layer) > 0 ? gates : NULL,
+        .out = out,
+        .before = {in + 2 * value, in, rows, width, stride, GATE_LINEAR, m->dt, stride},
+        .conv = {is_conv ? m->gate : in + (s.is_scan ? value : 0), is_conv ? width : stride,
+                 w->delta_conv, *batch, w->delta_conv_bias},
+        .rule = {m->qkv, s.is_scan ? steps : gates, w->delta_a_log, w->delta_dt_bias, *batch,
+                 stride, w->delta_skip},
+        .behind = {gated, in + behind, rows, width, stride, is_conv ? GATE_LINEAR : GATE_SILU,
+                   m->dt, width},
+        .norm = {.x = s.is_scan ? m->gate : out,
+                 .w = w->delta_norm,
+                 .rstd = tape ? tape->rstd_delta : NULL},
+        .heads = {NORM_RMS, rows * n, width / n, n, width, m->config->norm_eps, m->dt, s.is_scan}};
 }
 
-void model_delta_finish(struct model *m, const struct delta_end *end)
+void model_delta_convolve(struct model *m, const struct delta_layer *d)
 {
-    if (end->gate_first) m->ops->gate(m->dev, m->gate, &end->gate);
-    m->ops->norm(m->dev, end->gate_first ? m->attn_out : m->gate, &end->norm, &end->shape);
-    if (!end->gate_first) m->ops->gate(m->dev, m->attn_out, &end->gate);
+    if (delta_is_conv(&d->shape)) m->ops->gate(m->dev, m->gate, &d->before);
+    m->ops->short_conv(m->dev, m->qkv, &d->conv, &d->shape);
+}
+
+void model_delta_finish(struct model *m, const struct delta_layer *d)
+{
+    const bool is_scan = d->shape.is_scan;
+    if (is_scan) m->ops->gate(m->dev, m->gate, &d->behind);
+    if (!delta_is_conv(&d->shape))
+        m->ops->norm(m->dev, is_scan ? m->attn_out : m->gate, &d->norm, &d->heads);
+    if (!is_scan) m->ops->gate(m->dev, m->attn_out, &d->behind);
 }
 
 // Where the first matmuls of linear attention give each key head's parts in turn: the order of a
@@ -230,93 +257,22 @@ static void delta_linear(struct model *m, int l, void *y, int rows, enum tensor_
     if (grouped) model_arrange(m, y, m->grouped, rows, role, dt, false);
 }
 
-struct gate_args model_conv_gate(const struct model *m, int l, const void *x, const void *in,
-                                 int rows, bool behind)
-{
-    const int width = delta_value_width(&m->config->layers[l].delta);
-    const size_t part = (size_t)width * dtype_size(m->dt);
-    const char *parts = in;
-    return (struct gate_args){.x = behind ? x : parts + 2 * part,
-                              .g = behind ? parts + part : parts,
-                              .rows = rows,
-                              .width = width,
-                              .g_stride = 3 * (int64_t)width,
-                              .kind = GATE_LINEAR,
-                              .dt = m->dt,
-                              .x_stride = behind ? width : 3 * (int64_t)width};
-}
-
-// A short convolution between two gates, as LFM2 has it in most layers, from m->normed to
-// m->attn_out: one matmul gives the gates and what is gated.
-static void conv_attention(struct model *m, int l, const struct batch_view *batch,
-                           const struct kv_view *kv, struct layer_tape *tape)
-{
-    const struct layer_weights *w = &m->weights->layers[l];
-    const struct delta_shape shape = model_delta_shape(m, l);
-    const int rows = batch->n_tokens;
-    void *in = tape ? tape->delta_in : m->attn_in;
-    const struct conv_args conv = {
-        m->gate, delta_conv_width(&shape), w->delta_conv, {batch, kv, l}, w->delta_conv_bias};
-    const struct gate_args before = model_conv_gate(m, l, NULL, in, rows, false),
-                           behind = model_conv_gate(m, l, m->qkv, in, rows, true);
-    model_linear(m, in, m->normed, rows, &(struct linear){ROLE_DELTA_IN, l, .out = m->dt});
-    m->ops->gate(m->dev, m->gate, &before);
-    m->ops->short_conv(m->dev, m->qkv, &conv, &shape);
-    m->ops->gate(m->dev, m->attn_out, &behind);
-}
-
-struct conv_args model_delta_conv(const struct model *m, int l, const void *in,
-                                  const struct delta_batch *order)
-{
-    const struct layer_config *layer = &m->config->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l];
-    const int before = layer->delta.is_scan ? delta_value_width(&layer->delta) : 0;
-    return (struct conv_args){(const char *)in + (size_t)before * dtype_size(m->dt),
-                              layer_delta_in_width(layer), w->delta_conv, *order,
-                              w->delta_conv_bias};
-}
-
-struct delta_args model_delta_args(const struct model *m, int l, const void *in, const void *gates,
-                                   const struct delta_batch *order)
-{
-    const struct layer_config *layer = &m->config->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l];
-    const int width = layer_delta_in_width(layer);
-    const size_t before = (size_t)(width - layer->delta.n_heads) * dtype_size(m->dt);
-    if (layer->delta.is_scan) gates = (const char *)in + before;
-    return (struct delta_args){m->qkv, gates, w->delta_a_log, w->delta_dt_bias,
-                               *order, width, w->delta_skip};
-}
-
 // Linear attention by the gated delta rule (ops.h, delta_shape), as Qwen3.5 has it in three layers
 // of four, from m->normed to m->attn_out: one matmul gives the convolution's input and the output's
 // gate z, one the heads' gates b and a; convolution; the rule; RMSNorm of every head of its output,
-// times silu(z). Of Mamba-2 one matmul gives z, the convolution's input and the heads' steps.
-// Serving and training run the same operations, in which a row's sums have one order (delta_rule),
-// so that it has the same bits in both.
+// times silu(z). Of Mamba-2 one matmul gives z, the convolution's input and the heads' steps; LFM2
+// has the convolution alone. Serving and training run the same operations, in which a row's sums
+// have one order (delta_rule), so that it has the same bits in both.
 void delta_attention(struct model *m, int l, const struct batch_view *batch,
                      const struct kv_view *kv, struct layer_tape *tape)
 {
-    const struct layer_config *layer = &m->config->layers[l];
-    if (delta_is_conv(&layer->delta)) {
-        conv_attention(m, l, batch, kv, tape);
-        return;
-    }
-    const struct delta_shape shape = model_delta_shape(m, l);
+    const struct delta_layer d = model_delta_layer(m, l, &(struct delta_batch){batch, kv, l}, tape);
     const int rows = batch->n_tokens;
-    void *in = tape ? tape->delta_in : m->attn_in, *out = tape ? tape->attn : m->attn_out;
-    float *gates = tape ? tape->delta_gates : m->delta_gates;
-    const struct delta_batch order = {batch, kv, l};
-    const struct conv_args conv = model_delta_conv(m, l, in, &order);
-    const struct delta_args rule = model_delta_args(m, l, in, gates, &order);
-    const struct delta_end end =
-        model_delta_end(m, l, out, in, rows, tape ? tape->rstd_delta : NULL);
-
-    delta_linear(m, l, in, rows, ROLE_DELTA_IN, m->dt);
-    if (!shape.is_scan) delta_linear(m, l, gates, rows, ROLE_DELTA_GATES, DT_F32);
-    m->ops->short_conv(m->dev, m->qkv, &conv, &shape);
-    m->ops->delta_rule(m->dev, out, &rule, &shape);
-    model_delta_finish(m, &end);
+    delta_linear(m, l, d.in, rows, ROLE_DELTA_IN, m->dt);
+    if (d.gates) delta_linear(m, l, d.gates, rows, ROLE_DELTA_GATES, DT_F32);
+    model_delta_convolve(m, &d);
+    if (!delta_is_conv(&d.shape)) m->ops->delta_rule(m->dev, d.out, &d.rule, &d.shape);
+    model_delta_finish(m, &d);
 }
 
 // ---- experts ------------------------------------------------------------------------------------

@@ -225,30 +225,28 @@ struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int 
 struct moe_shape model_moe_shape(const struct model *m, int l, int rows);
 // The gate of a shared expert: the routing of a mixture of one, which every row goes to.
 struct moe_shape model_shared_shape(const struct model *m, int rows);
-// Layer l's linear attention, whose convolution reads the rows of its first matmul, `in`; gates: of
-// the delta rule. Those of Mamba-2 are the steps, with which rows of `in` end.
 struct delta_shape model_delta_shape(const struct model *m, int l);
-struct conv_args model_delta_conv(const struct model *m, int l, const void *in,
-                                  const struct delta_batch *order);
-struct delta_args model_delta_args(const struct model *m, int l, const void *in, const void *gates,
-                                   const struct delta_batch *order);
-// What stands behind the rule: from what it gives, out, to m->attn_out, by way of m->gate.
-struct delta_end {
-    struct gate_args gate;
+// Layer l's linear attention as both passes call it: `in`, the rows of its first matmul, of which
+// most else is a part (of Mamba-2 the steps, too); gates of the delta rule, or NULL; `before` and
+// conv, from there to m->qkv; the rule, to out; `behind` and norm, from there to m->attn_out by way
+// of m->gate. A short convolution alone has neither rule nor norm, nobody else a gate before.
+struct delta_layer {
+    struct delta_shape shape;
+    void *in, *out;
+    float *gates;
+    struct gate_args before, behind;
+    struct conv_args conv;
+    struct delta_args rule;
     struct norm_args norm;
-    struct norm_shape shape;
-    bool gate_first;
+    struct norm_shape heads; // of the norm
 };
-struct delta_end model_delta_end(const struct model *m, int l, const void *out, const void *in,
-                                 int rows, float *rstd);
-void model_delta_finish(struct model *m, const struct delta_end *end);
+struct delta_layer model_delta_layer(const struct model *m, int l, const struct delta_batch *batch,
+                                     const struct layer_tape *tape);
+void model_delta_convolve(struct model *m, const struct delta_layer *d);
+void model_delta_finish(struct model *m, const struct delta_layer *d);
 // Of the gate on what attention gives, x.
 struct gate_args model_attn_gate(const struct model *m, int l, const void *x, const void *gate,
                                  int rows);
-// Of layer l's short convolution alone, the gates around it within the rows of its first matmul
-// (gates before it, behind it, and what is gated): before, of what stands there; behind, of x.
-struct gate_args model_conv_gate(const struct model *m, int l, const void *x, const void *in,
-                                 int rows, bool behind);
 // Norms of the inputs that all layers have of their own, and layer l's gate by its own.
 struct norm_shape model_inputs_norm(const struct model *m, int rows);
 struct act_shape model_own_act(const struct model *m, int rows);

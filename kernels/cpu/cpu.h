@@ -27,10 +27,6 @@ size_t cpu_attn_scratch(const struct attn_shape *shape, int max_context);
 size_t cpu_squares_scratch(int64_t n);
 size_t cpu_delta_scratch(const struct delta_shape *shape, int rows, int max_context);
 size_t cpu_lora_scratch(int rows, int max_rank, int dropped); // dropped: columns of x, or 0
-// Whether sequence `seq` goes on from no other of the batch, and the one behind the last that goes
-// on from it.
-bool cpu_delta_begins(const struct delta_batch *b, int seq);
-int cpu_delta_unit_end(const struct delta_batch *b, int seq);
 // Where what sequence `seq` of a paged batch carries along begins, n elements at `at` of its slot:
 // made what the sequence begins with.
 float *cpu_delta_state(const struct delta_batch *b, int seq, int64_t at, int64_t n);

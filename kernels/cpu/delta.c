@@ -12,6 +12,7 @@
  * forward again and keeps both, one value head at a time. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
+#include "kernels/recurrence.h"
 #include <omp.h>
 #include <string.h>
 
@@ -27,35 +28,12 @@ struct row {
     float skip;            // of Mamba-2
 };
 
-// Columns of a row of the convolution's width.
-static int query_column(const struct delta_shape *s, int key_head)
-{
-    const int before = s->is_scan ? delta_value_width(s) + delta_key_width(s) : 0;
-    return before + key_head * s->key_dim;
-}
-
-static int key_column(const struct delta_shape *s, int key_head)
-{
-    const int before = s->is_scan ? delta_value_width(s) : delta_key_width(s);
-    return before + key_head * s->key_dim;
-}
-
-static int value_column(const struct delta_shape *s, int head)
-{
-    return (s->is_scan ? 0 : 2 * delta_key_width(s)) + head * s->head_dim;
-}
-
 // x divided by its length, and times `scale`; returns the factor.
 static float normalise(float *y, const float *x, int n, float scale)
 {
     const float factor = scale / sqrtf(dot_f32(x, x, n) + 1e-6f);
     for (int i = 0; i < n; i++) y[i] = x[i] * factor;
     return factor;
-}
-
-static int key_head_of(const struct delta_shape *s, int head)
-{
-    return head / (s->n_heads / s->n_key_heads);
 }
 
 // Elements of gates before those of row `row`.
@@ -68,11 +46,12 @@ static __attribute__((noinline)) void read_row(const struct delta_args *a,
                                                const struct delta_shape *s, int head, int row,
                                                struct row *ret)
 {
-    const int key_head = key_head_of(s, head), dim = s->key_dim;
+    const int dim = s->key_dim;
+    const struct delta_columns at = delta_columns(s, s->is_scan, head);
     const float *x = (const float *)a->qkv + (int64_t)row * delta_conv_width(s);
-    const float *q = x + query_column(s, key_head), *k = x + key_column(s, key_head);
+    const float *q = x + at.q, *k = x + at.k;
     const float *gates = (const float *)a->gates + gates_before(a, s, row) + head;
-    ret->v = x + value_column(s, head);
+    ret->v = x + at.v;
     ret->rate = expf(((const float *)a->a_log)[head]);
     ret->a = gates[s->is_scan ? 0 : s->n_heads] + ((const float *)a->dt_bias)[head];
     if (s->is_scan) {
@@ -95,25 +74,11 @@ static void add_scaled(float *y, float factor, const float *x, int n)
     for (int i = 0; i < n; i++) y[i] = fma_f32(factor, x[i], y[i]);
 }
 
-// Of a value head: S at the border, and of the open chunk's rows what the rows behind them need: k
-// (CHUNK, key_dim), u (CHUNK, head_dim), what the row added to S, and G (CHUNK), the sum of the log
-// decays from the chunk's first row on.
-struct state {
-    float *k, *S, *u, *G;
-};
-
-// The value head `index` of the key head whose state (ops.h) this is.
-static struct state state_of(float *group, const struct delta_shape *s, int index)
-{
-    float *S = group + CHUNK * s->key_dim + index * delta_head_elements(s);
-    float *u = S + s->key_dim * s->head_dim;
-    return (struct state){.k = group, .S = S, .u = u, .G = u + CHUNK * s->head_dim};
-}
-
 // Row t of the open chunk, whose key is there already (one piece of code, so that all who call it
 // get one result).
-static __attribute__((noinline)) void
-add_row(const struct state *st, float *out, const struct row *r, int t, const struct delta_shape *s)
+static __attribute__((noinline)) void add_row(const struct delta_state *st, float *out,
+                                              const struct row *r, int t,
+                                              const struct delta_shape *s)
 {
     const int n = s->head_dim;
     float *u = st->u + t * n;
@@ -141,7 +106,7 @@ add_row(const struct state *st, float *out, const struct row *r, int t, const st
 }
 
 // S of the next border.
-static __attribute__((noinline)) void close_chunk(float *to, const struct state *st,
+static __attribute__((noinline)) void close_chunk(float *to, const struct delta_state *st,
                                                   const struct delta_shape *s)
 {
     const int n = s->head_dim;
@@ -160,45 +125,37 @@ static __attribute__((noinline)) void close_chunk(float *to, const struct state 
     }
 }
 
+// Row t of the open chunk, and S of the next border, to `next`, where it is the last.
+static void go_on(const struct delta_state *st, float *next, float *out, const struct delta_args *a,
+                  const struct delta_shape *s, int head, int row, int t)
+{
+    struct row r;
+    read_row(a, s, head, row, &r);
+    memcpy(st->k + t * s->key_dim, r.k, (size_t)s->key_dim * sizeof *st->k);
+    add_row(st, out, &r, t, s);
+    if (t == CHUNK - 1) close_chunk(next, st, s);
+}
+
 // ---- forward ------------------------------------------------------------------------------------
 static int heads_each(const struct delta_shape *s)
 {
     return s->n_heads / s->n_key_heads;
 }
 
-// The rows of sequence seq, whose first has `position`, on the state of a key head.
+// The rows of sequence seq on the state of a key head.
 static void run(float *group, float *out, const struct delta_args *a, const struct delta_shape *s,
-                int key_head, int seq, int position)
+                int key_head, int seq)
 {
     const struct batch_view *b = a->batch.view;
     const int each = heads_each(s);
-    struct row r;
-    for (int row = b->query_start[seq]; row < b->query_start[seq + 1]; row++, position++) {
-        const int t = position % CHUNK;
+    int position = unit_position(b, seq);
+    for (int row = b->query_start[seq]; row < b->query_start[seq + 1]; row++, position++)
         for (int i = 0; i < each; i++) {
             const int head = key_head * each + i;
-            const struct state st = state_of(group, s, i);
-            read_row(a, s, head, row, &r);
-            memcpy(st.k + t * s->key_dim, r.k, (size_t)s->key_dim * sizeof *st.k);
-            add_row(&st, out + (int64_t)row * delta_value_width(s) + head * s->head_dim, &r, t, s);
-            if (t == CHUNK - 1) close_chunk(st.S, &st, s);
+            const struct delta_state st = delta_state_of(group, s, i);
+            go_on(&st, st.S, out + (int64_t)row * delta_value_width(s) + head * s->head_dim, a, s,
+                  head, row, position % CHUNK);
         }
-    }
-}
-
-// Whether sequence s begins a unit: it goes on from no other of the batch.
-bool cpu_delta_begins(const struct delta_batch *b, int s)
-{
-    const struct batch_view *v = b->view;
-    if (!b->kv) return v->parent[s] < 0;
-    return s == 0 || v->state_slot[s] < 0 || v->state_slot[s - 1] != v->state_from[s];
-}
-
-int cpu_delta_unit_end(const struct delta_batch *b, int s)
-{
-    do s++;
-    while (s < b->view->n_seqs && !cpu_delta_begins(b, s));
-    return s;
 }
 
 float *cpu_delta_state(const struct delta_batch *b, int seq, int64_t at, int64_t n)
@@ -215,34 +172,30 @@ float *cpu_delta_state(const struct delta_batch *b, int seq, int64_t at, int64_t
     return state;
 }
 
-static void run_paged(float *out, const struct delta_args *a, const struct delta_shape *s,
-                      int key_head, int seq)
+// Sequence seq, which begins, and those that go on from it. memory: of two states of a key head,
+// where a packed batch has those of its sequences.
+static void run_unit(float *out, const struct delta_args *a, const struct delta_shape *s,
+                     int key_head, int seq, float *memory)
 {
     const struct batch_view *b = a->batch.view;
-    const int width = heads_each(s) * s->head_dim;
-    if (b->state_slot[seq] < 0) {
+    const int width = heads_each(s) * s->head_dim, first = seq, end = unit_end(b, seq);
+    const int64_t n = delta_group_elements(s), at = delta_window_elements(s) + key_head * n;
+    const size_t bytes = (size_t)n * sizeof *memory;
+    if (!b->packed && b->state_slot[seq] < 0) {
         for (int row = b->query_start[seq]; row < b->query_start[seq + 1]; row++)
             memset(out + (int64_t)row * delta_value_width(s) + key_head * width, 0,
                    (size_t)width * sizeof *out);
         return;
     }
-    const int64_t n = delta_group_elements(s), at = delta_window_elements(s) + key_head * n;
-    for (int end = cpu_delta_unit_end(&a->batch, seq); seq < end; seq++)
-        run(cpu_delta_state(&a->batch, seq, at, n), out, a, s, key_head, seq,
-            b->positions[b->query_start[seq]]);
-}
-
-// memory: of two states of a key head
-static void run_packed(float *out, const struct delta_args *a, const struct delta_shape *s,
-                       int key_head, int seq, float *memory)
-{
-    const struct batch_view *b = a->batch.view;
-    const int64_t n = delta_group_elements(s);
-    memset(memory, 0, (size_t)n * sizeof *memory);
-    run(memory, out, a, s, key_head, seq, 0);
-    for (int end = cpu_delta_unit_end(&a->batch, seq++); seq < end; seq++) {
-        memcpy(memory + n, memory, (size_t)n * sizeof *memory);
-        run(memory + n, out, a, s, key_head, seq, b->first_position[seq]);
+    for (; seq < end; seq++) {
+        float *state = seq == first ? memory : memory + n;
+        if (!b->packed)
+            state = cpu_delta_state(&a->batch, seq, at, n);
+        else if (seq == first)
+            memset(state, 0, bytes);
+        else
+            memcpy(state, memory, bytes);
+        run(state, out, a, s, key_head, seq);
     }
 }
 
@@ -252,19 +205,13 @@ void cpu_delta_rule(struct device *dev, void *out, const struct delta_args *a,
     if (!cpu_is_f32(dev, "delta_rule", s->dt) || !delta_takes(dev, a->batch.view)) return;
     const int units = a->batch.view->n_seqs * s->n_key_heads;
     const int64_t each = 2 * delta_group_elements(s);
-    float *scratch = NULL;
-    if (!a->batch.kv) {
-        scratch = cpu_workspace(dev, (size_t)(omp_get_max_threads() * each) * sizeof *scratch);
-        if (!scratch) return;
-    }
+    float *scratch = cpu_workspace(dev, (size_t)(omp_get_max_threads() * each) * sizeof *scratch);
+    if (!scratch) return;
 #pragma omp parallel for schedule(dynamic) if (units > 1)
     for (int unit = 0; unit < units; unit++) {
-        const int seq = unit / s->n_key_heads, key_head = unit % s->n_key_heads;
-        if (!cpu_delta_begins(&a->batch, seq)) continue;
-        if (a->batch.kv)
-            run_paged(out, a, s, key_head, seq);
-        else
-            run_packed(out, a, s, key_head, seq, scratch + omp_get_thread_num() * each);
+        const int seq = unit / s->n_key_heads;
+        if (unit_begins(a->batch.view, seq))
+            run_unit(out, a, s, unit % s->n_key_heads, seq, scratch + omp_get_thread_num() * each);
     }
 }
 
@@ -298,33 +245,29 @@ static int64_t matrix(const struct delta_shape *s)
     return (int64_t)s->key_dim * s->head_dim;
 }
 
-static struct state state_at(const struct back *b, int chunk)
+static struct delta_state state_at(const struct back *b, int chunk)
 {
     const int64_t from = (int64_t)chunk * CHUNK;
-    return (struct state){.k = b->k + from * b->s->key_dim,
-                          .S = b->S + chunk * matrix(b->s),
-                          .u = b->u + from * b->s->head_dim,
-                          .G = b->G + from};
+    return (struct delta_state){.k = b->k + from * b->s->key_dim,
+                                .S = b->S + chunk * matrix(b->s),
+                                .u = b->u + from * b->s->head_dim,
+                                .G = b->G + from};
 }
 
-// Sequence seq, whose first row has `position`, from what is there of those before it.
-static void replay(const struct back *b, int head, int seq, int position)
+// Sequence seq, from what is there of those before it.
+static void replay(const struct back *b, int head, int seq)
 {
     const struct batch_view *view = b->args->batch.view;
+    int position = unit_position(view, seq);
     float out[DIM];
-    struct row r;
     for (int row = view->query_start[seq]; row < view->query_start[seq + 1]; row++, position++) {
-        const int t = position % CHUNK;
-        const struct state st = state_at(b, position / CHUNK);
-        read_row(b->args, b->s, head, row, &r);
-        memcpy(st.k + t * b->s->key_dim, r.k, (size_t)b->s->key_dim * sizeof *st.k);
-        add_row(&st, out, &r, t, b->s);
-        if (t == CHUNK - 1) close_chunk(st.S + matrix(b->s), &st, b->s);
+        const struct delta_state st = state_at(b, position / CHUNK);
+        go_on(&st, st.S + matrix(b->s), out, b->args, b->s, head, row, position % CHUNK);
     }
 }
 
 // What a whole chunk's rows get of the gradient of S behind it.
-static void back_border(struct back *b, const struct state *st)
+static void back_border(struct back *b, const struct delta_state *st)
 {
     const int dim = b->s->key_dim, n = b->s->head_dim;
     const float end = st->G[CHUNK - 1];
@@ -344,7 +287,7 @@ static void back_border(struct back *b, const struct state *st)
 }
 
 // Of weight * exp(G_t - G_j) * (x . k_j) * (y . u_j), by which row t reads row j.
-static void back_pair(struct back *b, const struct state *st, int t, int j, float weight,
+static void back_pair(struct back *b, const struct delta_state *st, int t, int j, float weight,
                       const float *x, float *dx, const float *y)
 {
     const int dim = b->s->key_dim, n = b->s->head_dim;
@@ -359,13 +302,14 @@ static void back_pair(struct back *b, const struct state *st, int t, int j, floa
 }
 
 // Row t of a chunk, those behind it being done. dS becomes that of S before the chunk.
-static void back_row(struct back *b, const struct state *st, int head, int row, int t)
+static void back_row(struct back *b, const struct delta_state *st, int head, int row, int t)
 {
     const struct delta_shape *s = b->s;
     const int dim = s->key_dim, n = s->head_dim;
     const struct row *r = &b->r[t];
     const float *dout = b->dout + (int64_t)row * delta_value_width(s) + head * n;
-    float *dv = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s) + value_column(s, head);
+    float *dv = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s) +
+                delta_columns(s, s->is_scan, head).v;
     float *dgate = (float *)b->grads->gates + gates_before(b->args, s, row) + head;
     float *dq = b->d.q[t], *dk = b->d.k[t], *du = b->d.u[t];
     double *dG = b->d.G;
@@ -408,14 +352,6 @@ static void back_decay(const struct back *b, const struct row *r, int head, int 
     part[1] = *dgate;
 }
 
-// The row of `position` of sequence seq, or of the one it goes on from.
-static int row_of(const struct batch_view *v, int seq, int position)
-{
-    const int first = v->first_position[seq];
-    return position >= first ? v->query_start[seq] + position - first
-                             : v->query_start[v->parent[seq]] + position;
-}
-
 // The rows of positions `from` to `end` of a chunk, of sequence seq. Of those of the chunk before
 // `from`, which are those of the sequence it goes on from, what they get is added up.
 static void back_chunk(struct back *b, int head, int seq, int from, int end)
@@ -423,22 +359,22 @@ static void back_chunk(struct back *b, int head, int seq, int from, int end)
     const struct delta_shape *s = b->s;
     const struct batch_view *view = b->args->batch.view;
     const int chunk = from / CHUNK, first = chunk * CHUNK, own = from - first, n = end - first;
-    const int key_head = key_head_of(s, head);
-    const struct state st = state_at(b, chunk);
+    const struct delta_columns at = delta_columns(s, s->is_scan, head);
+    const struct delta_state st = state_at(b, chunk);
     double dG = 0;
-    for (int t = 0; t < n; t++) read_row(b->args, s, head, row_of(view, seq, first + t), &b->r[t]);
+    for (int t = 0; t < n; t++) read_row(b->args, s, head, row_at(view, seq, first + t), &b->r[t]);
     if (n == CHUNK) {
         back_border(b, &st);
         const float decay = expf(st.G[n - 1]);
         for (int64_t i = 0; i < matrix(s); i++) b->dS[i] *= decay;
     }
-    for (int t = n - 1; t >= own; t--) back_row(b, &st, head, row_of(view, seq, first + t), t);
+    for (int t = n - 1; t >= own; t--) back_row(b, &st, head, row_at(view, seq, first + t), t);
     for (int t = n - 1; t >= 0; t--) {
-        const int row = row_of(view, seq, first + t);
+        const int row = row_at(view, seq, first + t);
         float *dx = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s);
         dG += b->d.G[t];
-        add_scaled(dx + query_column(s, key_head), 1, b->d.q[t], s->key_dim);
-        add_scaled(dx + key_column(s, key_head), 1, b->d.k[t], s->key_dim);
+        add_scaled(dx + at.q, 1, b->d.q[t], s->key_dim);
+        add_scaled(dx + at.k, 1, b->d.k[t], s->key_dim);
         b->d.log_decay[t] += dG;
         if (t < own) {
             add_scaled(b->shared_u[t], 1, b->d.u[t], s->head_dim);
@@ -469,15 +405,15 @@ static void back_unit(struct back *b, int head, int seq)
     const struct batch_view *view = b->args->batch.view;
     const int64_t size = matrix(b->s);
     const size_t bytes = (size_t)size * sizeof(float);
-    const int end = cpu_delta_unit_end(&b->args->batch, seq);
+    const int end = unit_end(view, seq);
     const int n = view->query_start[seq + 1] - view->query_start[seq], open = n / CHUNK * CHUNK;
     memset(b->S, 0, bytes); // S before the first row is 0
     memset(b->dS_shared, 0, bytes);
     memset(b->shared_u, 0, sizeof b->shared_u);
     memset(b->shared_log_decay, 0, sizeof b->shared_log_decay);
-    replay(b, head, seq, 0);
+    replay(b, head, seq);
     for (int child = seq + 1; child < end; child++) {
-        replay(b, head, child, n);
+        replay(b, head, child);
         memset(b->dS, 0, bytes);
         back_sequence(b, head, child);
         for (int64_t i = 0; i < size; i++) b->dS_shared[i] += b->dS[i];
@@ -499,32 +435,33 @@ static void back_length(float *dx, const float *y, float factor, float scale, in
     for (int i = 0; i < n; i++) dx[i] = factor * fma_f32(-y[i], along, dx[i]);
 }
 
-static void back_lengths(struct back *b, int key_head, int row)
+// head: the first of the key head's.
+static void back_lengths(struct back *b, int head, int row)
 {
     const struct delta_shape *s = b->s;
+    const struct delta_columns at = delta_columns(s, s->is_scan, head);
     float *dx = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s);
     struct row r;
-    read_row(b->args, s, key_head * heads_each(s), row, &r);
-    back_length(dx + query_column(s, key_head), r.q, r.q_scale, 1.0f / sqrtf((float)s->key_dim),
-                s->key_dim);
-    back_length(dx + key_column(s, key_head), r.k, r.k_scale, 1, s->key_dim);
+    read_row(b->args, s, head, row, &r);
+    back_length(dx + at.q, r.q, r.q_scale, 1.0f / sqrtf((float)s->key_dim), s->key_dim);
+    back_length(dx + at.k, r.k, r.k_scale, 1, s->key_dim);
 }
 
 static void back_key_head(struct back *b, int key_head, int seq)
 {
     const struct delta_shape *s = b->s;
     const struct batch_view *view = b->args->batch.view;
-    const int each = heads_each(s);
-    const int first = view->query_start[seq],
-              end = view->query_start[cpu_delta_unit_end(&b->args->batch, seq)];
+    const int each = heads_each(s), head = key_head * each;
+    const struct delta_columns at = delta_columns(s, s->is_scan, head);
+    const int first = view->query_start[seq], end = view->query_start[unit_end(view, seq)];
     const size_t bytes = (size_t)s->key_dim * sizeof(float);
     for (int row = first; row < end; row++) {
         float *dx = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s);
-        memset(dx + query_column(s, key_head), 0, bytes);
-        memset(dx + key_column(s, key_head), 0, bytes);
+        memset(dx + at.q, 0, bytes);
+        memset(dx + at.k, 0, bytes);
     }
-    for (int h = 0; h < each; h++) back_unit(b, key_head * each + h, seq);
-    for (int row = first; row < end && !s->is_scan; row++) back_lengths(b, key_head, row);
+    for (int h = 0; h < each; h++) back_unit(b, head + h, seq);
+    for (int row = first; row < end && !s->is_scan; row++) back_lengths(b, head, row);
 }
 
 // A thread's floats: S at every border and two gradients of it; k, u and G of every position.
@@ -579,7 +516,7 @@ void cpu_delta_rule_back(struct device *dev, const struct delta_grads *grads, co
                          .G = u + positions * s->head_dim,
                          .dS = mine,
                          .dS_shared = mine + size};
-        if (cpu_delta_begins(&a->batch, seq)) back_key_head(&b, unit % s->n_key_heads, seq);
+        if (unit_begins(view, seq)) back_key_head(&b, unit % s->n_key_heads, seq);
     }
     add_shared(grads, parts, view->n_tokens, s->n_heads);
 }

@@ -3,15 +3,8 @@
  * window (paged), and zeros before these: the same sum of as many terms wherever a row stands. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
+#include "kernels/recurrence.h"
 #include <string.h>
-
-// The row `back` rows before row r of sequence s of a packed batch; -1: there is none.
-static int row_before(const struct batch_view *b, int s, int r, int back)
-{
-    const int position = b->first_position[s] + r - b->query_start[s] - back;
-    while (s >= 0 && position < b->first_position[s]) s = b->parent[s];
-    return s >= 0 && position >= 0 ? b->query_start[s] + position - b->first_position[s] : -1;
-}
 
 // The sum before SiLU; from[i]: inputs that meet tap i, NULL: zeros.
 static void convolve(float *sum, const float *const from[DELTA_MAX_TAPS], const float *w,
@@ -48,9 +41,8 @@ static const float *input_row(const struct conv_args *a, int row)
 static void packed_inputs(const struct conv_args *a, int row, int taps,
                           const float *ret[DELTA_MAX_TAPS])
 {
-    const struct batch_view *b = a->batch.view;
     for (int i = 0; i < taps; i++)
-        ret[i] = input_row(a, row_before(b, b->seq_of[row], row, taps - 1 - i));
+        ret[i] = input_row(a, row_before(a->batch.view, row, taps - 1 - i));
 }
 
 // The rows of sequence s, in order, with the window of its state, into which they go.
@@ -104,7 +96,6 @@ enum { CHANNELS = 64 };
 static void back_row(float *dx, float *dw, float *db, const float *dy, const struct conv_args *a,
                      const struct delta_shape *s, int row, int first, int n)
 {
-    const struct batch_view *b = a->batch.view;
     const float *from[DELTA_MAX_TAPS], *w = (const float *)a->w + (int64_t)first * s->taps;
     const float *bias = a->bias ? (const float *)a->bias + first : NULL;
     float sum[CHANNELS];
@@ -119,7 +110,7 @@ static void back_row(float *dx, float *dw, float *db, const float *dy, const str
         if (db) db[first + c] += sum[c];
     }
     for (int i = 0; i < s->taps; i++) {
-        const int to = row_before(b, b->seq_of[row], row, s->taps - 1 - i);
+        const int to = row_before(a->batch.view, row, s->taps - 1 - i);
         if (to < 0) continue;
         float *grad = dx + to * a->x_stride + first;
         for (int c = 0; c < n; c++) {

@@ -121,68 +121,39 @@ static void first_back(struct backward *b, int l, const void *dy, int rows, enum
     matrix_back(b, b->dnormed, dy, m->normed, rows, role, l, add);
 }
 
-// Of a short convolution between two gates: both, and the convolution, are computed again.
-static void conv_back(struct backward *b, int l, const struct batch_view *batch,
-                      const struct layer_tape *tape, const void *dout)
-{
-    struct model *m = b->m;
-    const struct ops *ops = m->ops;
-    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    const struct delta_shape shape = model_delta_shape(m, l);
-    const int rows = batch->n_tokens;
-    const size_t part = (size_t)delta_value_width(&shape) * dtype_size(m->dt);
-    const struct conv_args conv = {
-        m->gate, delta_conv_width(&shape), w->delta_conv, {batch, NULL, l}, w->delta_conv_bias};
-    const struct gate_args before = model_conv_gate(m, l, NULL, tape->delta_in, rows, false),
-                           behind = model_conv_gate(m, l, m->qkv, tape->delta_in, rows, true);
-    char *din = b->dattn_in;
-
-    ops->gate(m->dev, m->gate, &before);
-    ops->short_conv(m->dev, m->qkv, &conv, &shape);
-    ops->gate(m->dev, m->attn_out, &behind);
-    matrix_back(b, b->dattn, dout, m->attn_out, rows, ROLE_DELTA_OUT, l, false);
-    ops->gate_back(m->dev, b->dattn, din + part, b->dattn, &behind);
-    ops->short_conv_back(m->dev, b->dqkv, g->delta_conv, g->delta_conv_bias, b->dattn, &conv,
-                         &shape);
-    ops->gate_back(m->dev, din + 2 * part, din, b->dqkv, &before);
-    matrix_back(b, b->dnormed, din, m->normed, rows, ROLE_DELTA_IN, l, false);
-}
-
-// All but what the rule gives is computed again.
+// All but what the rule gives is computed again. The gradient of a part of the first matmul's rows
+// is the same part of din.
 void delta_back(struct backward *b, int l, const struct batch_view *batch,
                 const struct layer_tape *tape, const void *dout)
 {
     struct model *m = b->m;
     const struct ops *ops = m->ops;
-    const struct delta_shape shape = model_delta_shape(m, l);
-    if (delta_is_conv(&shape)) {
-        conv_back(b, l, batch, tape, dout);
-        return;
-    }
     const struct layer_weights *g = &b->grads->layers[l];
+    const struct delta_layer d =
+        model_delta_layer(m, l, &(struct delta_batch){batch, NULL, l}, tape);
+    const struct delta_shape *s = &d.shape;
+    const bool is_conv = delta_is_conv(s);
     const int rows = batch->n_tokens;
-    const size_t e = dtype_size(m->dt), value = (size_t)delta_value_width(&shape) * e,
-                 width = (size_t)delta_conv_width(&shape) * e;
-    const struct delta_batch order = {batch, NULL, l};
-    const struct conv_args conv = model_delta_conv(m, l, tape->delta_in, &order);
-    const struct delta_args rule =
-        model_delta_args(m, l, tape->delta_in, tape->delta_gates, &order);
-    const struct delta_end end =
-        model_delta_end(m, l, tape->attn, tape->delta_in, rows, tape->rstd_delta);
-    // rows of the first matmul: of Mamba-2 z, the convolution's input, the steps
-    char *din = b->dattn_in, *dconv = din + (shape.is_scan ? value : 0);
-    void *dz = din + (shape.is_scan ? 0 : width), *dsteps = dconv + width;
-    const struct delta_grads grads = {b->dqkv, shape.is_scan ? dsteps : b->ddelta_gates,
-                                      g->delta_a_log, g->delta_dt_bias, g->delta_skip};
+    const char *in = d.in;
+    char *din = b->dattn_in;
+    void *dz = din + ((const char *)d.behind.g - in);
+    const struct delta_grads grads = {
+        b->dqkv, s->is_scan ? din + ((const char *)d.rule.gates - in) : b->ddelta_gates,
+        g->delta_a_log, g->delta_dt_bias, g->delta_skip};
 
-    model_delta_finish(m, &end);
+    model_delta_convolve(m, &d);
+    model_delta_finish(m, &d);
     matrix_back(b, b->dattn, dout, m->attn_out, rows, ROLE_DELTA_OUT, l, false);
-    if (!end.gate_first) ops->gate_back(m->dev, b->dattn, dz, b->dattn, &end.gate);
-    ops->norm_back(m->dev, b->dattn, g->delta_norm, NULL, b->dattn, &end.norm, &end.shape, false);
-    if (end.gate_first) ops->gate_back(m->dev, b->dattn, dz, b->dattn, &end.gate);
-    ops->short_conv(m->dev, m->qkv, &conv, &shape);
-    ops->delta_rule_back(m->dev, &grads, b->dattn, &rule, &shape);
-    ops->short_conv_back(m->dev, dconv, g->delta_conv, g->delta_conv_bias, b->dqkv, &conv, &shape);
+    if (!s->is_scan) ops->gate_back(m->dev, b->dattn, dz, b->dattn, &d.behind);
+    if (!is_conv)
+        ops->norm_back(m->dev, b->dattn, g->delta_norm, NULL, b->dattn, &d.norm, &d.heads, false);
+    if (s->is_scan) ops->gate_back(m->dev, b->dattn, dz, b->dattn, &d.behind);
+    if (!is_conv) ops->delta_rule_back(m->dev, &grads, b->dattn, &d.rule, s);
+    ops->short_conv_back(m->dev, is_conv ? b->dqkv : din + ((const char *)d.conv.x - in),
+                         g->delta_conv, g->delta_conv_bias, is_conv ? b->dattn : b->dqkv, &d.conv,
+                         s);
+    if (is_conv)
+        ops->gate_back(m->dev, din + ((const char *)d.before.x - in), din, b->dqkv, &d.before);
     first_back(b, l, din, rows, ROLE_DELTA_IN, false);
-    if (!shape.is_scan) first_back(b, l, b->ddelta_gates, rows, ROLE_DELTA_GATES, true);
+    if (d.gates) first_back(b, l, b->ddelta_gates, rows, ROLE_DELTA_GATES, true);
 }
