@@ -12,90 +12,29 @@
  * kv heads do not, and are what threads divide in the gradient. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
+#include <limits.h>
 #include <omp.h>
 
 enum { BLOCK_QUERIES = 16 };
 
-// The keys and values one row sees, for one kv head: entries first..n-1 of its context.
-struct context {
-    int first, n;
-    int64_t stride; // floats between keys
-    // packed: of row 0, and the sequence, whose ancestors have the rows before its own
-    const float *k, *v;
+// A call: of attn_paged (kv), attn_packed or, with dqkv, its gradient.
+struct pass {
+    const float *qkv;
+    const struct kv_view *kv; // NULL: keys and values are those of the batch's rows
+    int layer;
     const struct batch_view *batch;
-    int s;
-    // paged: of slot 0, of the pool's dtype; scales of the layer where that is e4m3, else NULL
-    const void *pool_k, *pool_v;
-    const int8_t *scales;
-    const int32_t *blocks;
-    int block_size;
+    const struct attn_shape *shape;
+    float *out, *lse; // (T, n_heads, attn_value_dim()), (T, n_heads) or NULL
+    float *dqkv;
+    const float *dout;
 };
 
-// The slot of entry j of a paged context, and how many entries from j on follow it.
-static int paged_run(const struct context *ctx, int j, int64_t *ret_slot)
+// Keys that a row sees, but for the window: the first so many entries of its context.
+static int keys_seen(const struct batch_view *b, int row)
 {
-    const int offset = j % ctx->block_size, run = ctx->n - j;
-    *ret_slot = (int64_t)ctx->blocks[j / ctx->block_size] * ctx->block_size + offset;
-    return run < ctx->block_size - offset ? run : ctx->block_size - offset;
-}
-
-// Where entry j lies, and how many entries from j on follow one another in memory.
-static int context_run(const struct context *ctx, int j, const float **ret_k, const float **ret_v)
-{
-    int run = ctx->n - j;
-    if (ctx->blocks) {
-        int64_t slot;
-        run = paged_run(ctx, j, &slot);
-        *ret_k = (const float *)ctx->pool_k + slot * ctx->stride;
-        *ret_v = (const float *)ctx->pool_v + slot * ctx->stride;
-        return run;
-    }
-    const struct batch_view *b = ctx->batch;
-    int s = ctx->s;
-    while (j < b->first_position[s]) s = b->parent[s];
-    const int row = b->query_start[s] + j - b->first_position[s],
-              left = b->query_start[s + 1] - row;
-    *ret_k = ctx->k + row * ctx->stride;
-    *ret_v = ctx->v + row * ctx->stride;
-    return run < left ? run : left;
-}
-
-static struct context packed_context(const float *qkv, const struct batch_view *batch,
-                                     const struct attn_shape *shape, int row, int kv_head)
-{
-    const int s = batch->seq_of[row];
-    const float *k = qkv + (int64_t)(shape->n_heads + kv_head) * shape->head_dim;
-    const float *v = shape->latent > 0 ? k : k + (int64_t)shape->n_kv_heads * shape->head_dim;
-    const int n = batch->first_position[s] + row - batch->query_start[s] + 1;
-    return (struct context){
-        .first = shape->window > 0 && n > shape->window ? n - shape->window : 0,
-        .n = n,
-        .stride = attn_row_width(shape),
-        .k = k,
-        .v = v,
-        .batch = batch,
-        .s = s,
-    };
-}
-
-static struct context paged_context(const struct kv_view *kv, int layer,
-                                    const struct batch_view *batch, const struct attn_shape *shape,
-                                    int row, int kv_head)
-{
-    const int s = batch->seq_of[row];
-    const int n = batch->context_len[s] > 0 ? batch->positions[row] + 1 : 0;
-    const int64_t at = (kv->layers[layer].offset + (int64_t)kv_head * shape->head_dim) *
-                       (int64_t)dtype_size(kv->dt);
-    return (struct context){
-        .first = shape->window > 0 && n > shape->window ? n - shape->window : 0,
-        .n = n,
-        .stride = kv->layers[layer].width,
-        .pool_k = (const char *)kv->k + at,
-        .pool_v = (const char *)(shape->latent > 0 ? kv->k : kv->v) + at,
-        .scales = kv->dt == DT_E4M3 ? kv->scales + kv->layers[layer].scales : NULL,
-        .blocks = batch->block_table + (int64_t)s * batch->table_stride,
-        .block_size = kv->block_size,
-    };
+    const int s = b->seq_of[row];
+    if (b->packed) return b->first_position[s] + row - b->query_start[s] + 1;
+    return b->context_len[s] > 0 ? b->positions[row] + 1 : 0;
 }
 
 /* out[i] += sum over j < n of p[i * p_row + j * p_col] * x[j], for `rows` rows (1 or 4 at a time)
@@ -174,60 +113,53 @@ static void add_weighted(const struct weighted_sum *w)
 // One block: rows row .. row + rows - 1 of one sequence and the queries of one kv head. Query
 // (i, h) is number i * group + h of its matrices.
 struct block {
+    const struct pass *pass;
     const struct attn_shape *shape;
     int row, rows, kv_head, group;
-    struct context all;       // everything that some row sees
-    int first[BLOCK_QUERIES]; // of each row: its keys are first..end-1, relative to
-    int end[BLOCK_QUERIES];   // all.first
-    float *q;                 // (queries, dim), times the scale
-    float *p;                 // (queries, keys): scores, then weights
-    float *wide;              // of a pool in e4m3: (block_size, head_dim)
+    int from, to;             // entries of the context that some row sees
+    int first[BLOCK_QUERIES]; // of each row: its keys are first..end-1, relative to `from`
+    int end[BLOCK_QUERIES];
+    // scratch: (queries, dim) the queries times the scale, and sums; of the gradient, dout
+    float *q, *sum, *dout;
+    // (queries, keys): scores, then weights; of the gradient: dout . v, then that of the scores
+    float *p, *dp;
+    float *wide; // of a pool in e4m3: (block_size, head_dim)
 };
 
 static int keys_of(const struct block *b)
 {
-    return b->all.n - b->all.first;
+    return b->to - b->from;
 }
 static int queries_of(const struct block *b)
 {
     return b->rows * b->group;
 }
 
-struct source { // where the keys are: in the pool (kv not NULL) or in the batch
-    const float *qkv;
-    const struct kv_view *kv;
-    int layer;
-    const struct batch_view *batch;
-    const struct attn_shape *shape;
-};
-
-static struct context context_of(const struct source *from, int row, int kv_head)
+// Where the block's first query lies among (T, n_heads, dim).
+static int64_t first_query(const struct block *b, int dim)
 {
-    return from->kv ? paged_context(from->kv, from->layer, from->batch, from->shape, row, kv_head)
-                    : packed_context(from->qkv, from->batch, from->shape, row, kv_head);
+    return ((int64_t)b->row * b->shape->n_heads + (int64_t)b->kv_head * b->group) * dim;
 }
 
-// b->row, rows, kv_head, q and p are set; the rest is found here, and q is filled.
-static void block_begin(struct block *b, const struct source *from)
+// What the caller knows, and scratch, are set; the rest is found here, and q is filled.
+static void block_begin(struct block *b)
 {
-    const struct attn_shape *shape = b->shape = from->shape;
-    const int dim = shape->head_dim;
-    b->group = shape->n_heads / shape->n_kv_heads;
-    struct context row[BLOCK_QUERIES];
+    const struct attn_shape *shape = b->shape;
+    const int width = b->group * shape->head_dim, window = shape->window;
+    b->from = INT_MAX, b->to = 0;
     for (int i = 0; i < b->rows; i++) {
-        row[i] = context_of(from, b->row + i, b->kv_head);
-        if (i == 0) b->all = row[0];
-        if (row[i].first < b->all.first) b->all.first = row[i].first;
-        if (row[i].n > b->all.n) b->all.n = row[i].n;
+        b->end[i] = keys_seen(b->pass->batch, b->row + i);
+        b->first[i] = window > 0 && b->end[i] > window ? b->end[i] - window : 0;
+        if (b->first[i] < b->from) b->from = b->first[i];
+        if (b->end[i] > b->to) b->to = b->end[i];
     }
     for (int i = 0; i < b->rows; i++) {
-        b->first[i] = row[i].first - b->all.first;
-        b->end[i] = row[i].n - b->all.first;
-        const float *q =
-            from->qkv + (b->row + i) * attn_row_width(shape) + (int64_t)b->kv_head * b->group * dim;
-        float *to = b->q + (int64_t)i * b->group * dim;
+        b->first[i] -= b->from;
+        b->end[i] -= b->from;
+        const float *q = b->pass->qkv + (b->row + i) * attn_row_width(shape) + b->kv_head * width;
+        float *to = b->q + (int64_t)i * width;
 #pragma omp simd
-        for (int c = 0; c < b->group * dim; c++) to[c] = shape->scale * q[c];
+        for (int c = 0; c < width; c++) to[c] = shape->scale * q[c];
     }
 }
 
@@ -238,26 +170,43 @@ struct run {
     int n;
 };
 
-static struct run run_of(const struct block *b, int j, bool values)
+// Of a pool: those of the block that entry j is in.
+static struct run paged_run(const struct block *b, int s, int j, bool values)
 {
-    const struct context *ctx = &b->all;
     const struct attn_shape *shape = b->shape;
-    const float *k = NULL, *v = NULL;
-    if (!ctx->scales) {
-        const int n = context_run(ctx, j, &k, &v);
-        return (struct run){values ? v : k, ctx->stride, n};
-    }
-    const uint8_t *codes = values ? ctx->pool_v : ctx->pool_k;
-    int64_t slot;
-    const int n = paged_run(ctx, j, &slot), dim = shape->head_dim;
+    const struct kv_view *kv = b->pass->kv;
+    const struct kv_layer *layer = &kv->layers[b->pass->layer];
+    const struct batch_view *batch = b->pass->batch;
+    const int size = kv->block_size, offset = j % size, dim = shape->head_dim;
+    const int n = size - offset < b->to - j ? size - offset : b->to - j;
+    const int64_t block = batch->block_table[(int64_t)s * batch->table_stride + j / size];
+    const int64_t at = layer->offset + (block * size + offset) * layer->width + b->kv_head * dim;
+    const void *pool = values && shape->latent == 0 ? kv->v : kv->k;
+    if (kv->dt != DT_E4M3) return (struct run){(const float *)pool + at, layer->width, n};
     for (int i = 0; i < n; i++) {
-        const int64_t at =
-            kv_scale_at(slot / ctx->block_size, (int)(slot % ctx->block_size) + i, ctx->block_size,
-                        shape->n_kv_heads, b->kv_head, values && shape->latent == 0);
-        cpu_widen_row(b->wide + (int64_t)i * dim, codes + (slot + i) * ctx->stride, ctx->scales[at],
-                      dim);
+        const int64_t scale = kv_scale_at(block, offset + i, size, shape->n_kv_heads, b->kv_head,
+                                          values && shape->latent == 0);
+        cpu_widen_row(b->wide + (int64_t)i * dim, (const uint8_t *)pool + at + i * layer->width,
+                      kv->scales[layer->scales + scale], dim);
     }
     return (struct run){b->wide, dim, n};
+}
+
+// Those from entry j on; of a packed batch ancestors have the rows before a sequence's own.
+static struct run run_of(const struct block *b, int j, bool values)
+{
+    const struct attn_shape *shape = b->shape;
+    const struct batch_view *batch = b->pass->batch;
+    int s = batch->seq_of[b->row];
+    if (b->pass->kv) return paged_run(b, s, j, values);
+    while (j < batch->first_position[s]) s = batch->parent[s];
+    const int row = batch->query_start[s] + j - batch->first_position[s];
+    const int left = batch->query_start[s + 1] - row, n = b->to - j;
+    const int head =
+        shape->n_heads + b->kv_head + (values && shape->latent == 0 ? shape->n_kv_heads : 0);
+    const int64_t stride = attn_row_width(shape);
+    return (struct run){b->pass->qkv + row * stride + (int64_t)head * shape->head_dim, stride,
+                        n < left ? n : left};
 }
 
 // scores (queries, keys) = a (queries, dim) times all keys, or all values
@@ -265,11 +214,11 @@ static void block_dots(const struct block *b, float *scores, const float *a, boo
 {
     const int dim = b->shape->head_dim;
     struct run run;
-    for (int j = b->all.first; j < b->all.n; j += run.n) {
+    for (int j = b->from; j < b->to; j += run.n) {
         run = run_of(b, j, values);
         const struct dots dots = {.a = a,
                                   .b = run.rows,
-                                  .c = scores + j - b->all.first,
+                                  .c = scores + j - b->from,
                                   .lda = dim,
                                   .ldb = run.stride,
                                   .ldc = keys_of(b),
@@ -283,10 +232,10 @@ static void block_sum(const struct block *b, float *out, const float *weights, b
 {
     const int dim = values ? attn_value_dim(b->shape) : b->shape->head_dim;
     struct run run;
-    for (int j = b->all.first; j < b->all.n; j += run.n) {
+    for (int j = b->from; j < b->to; j += run.n) {
         run = run_of(b, j, values);
         add_weighted(&(struct weighted_sum){.out = out,
-                                            .p = weights + j - b->all.first,
+                                            .p = weights + j - b->from,
                                             .x = run.rows,
                                             .out_stride = dim,
                                             .p_row = keys_of(b),
@@ -329,32 +278,92 @@ static void clear_unseen(float *p, int first, int end, int n)
     memset(p + end, 0, (size_t)(n - end) * sizeof *p);
 }
 
-// sum: scratch (queries, dim)
-static void attend(float *out, float *lse, struct block *b, float *sum)
+static void attend(struct block *b)
 {
     const struct attn_shape *shape = b->shape;
-    const int n = keys_of(b), dim = attn_value_dim(shape), head = b->kv_head * b->group;
-    memset(sum, 0, (size_t)queries_of(b) * dim * sizeof *sum);
+    const int n = keys_of(b), dim = attn_value_dim(shape);
+    memset(b->sum, 0, (size_t)queries_of(b) * dim * sizeof *b->sum);
     if (n > 0) block_scores(b);
     for (int q = 0; q < queries_of(b) && n > 0; q++) {
         const int i = q / b->group, first = b->first[i], end = b->end[i];
-        const float *sink = shape->sinks ? (const float *)shape->sinks + head + q % b->group : NULL;
+        const int head = b->kv_head * b->group + q % b->group;
+        const float *sink = shape->sinks ? (const float *)shape->sinks + head : NULL;
         float *p = b->p + (int64_t)q * n, log_sum = softmax(p + first, end - first, sink);
         clear_unseen(p, first, end, n);
-        if (lse) lse[(int64_t)(b->row + i) * shape->n_heads + head + q % b->group] = log_sum;
+        if (b->pass->lse) b->pass->lse[(int64_t)(b->row + i) * shape->n_heads + head] = log_sum;
     }
-    if (n > 0) block_sum(b, sum, b->p, true);
+    if (n > 0) block_sum(b, b->sum, b->p, true);
     for (int i = 0; i < b->rows; i++)
-        memcpy(out + ((int64_t)(b->row + i) * shape->n_heads + head) * dim,
-               sum + (int64_t)i * b->group * dim, (size_t)b->group * dim * sizeof *out);
+        memcpy(b->pass->out + first_query(b, dim) + (int64_t)i * shape->n_heads * dim,
+               b->sum + (int64_t)i * b->group * dim, (size_t)b->group * dim * sizeof *b->sum);
+}
+
+/* With p the softmax and D = dout . out:
+ *   dscore_j = p_j (dout . v_j - D)   (times the slope of the soft cap)
+ *   dq += scale dscore_j k_j    dk_j += scale dscore_j q    dv_j += p_j dout
+ * dqkv has qkv's layout, so a key's gradient lies as far into dqkv as the key into qkv. */
+static void attend_back(struct block *b)
+{
+    const struct pass *pass = b->pass;
+    const struct attn_shape *shape = b->shape;
+    const int n = keys_of(b), dim = shape->head_dim, queries = queries_of(b);
+    for (int i = 0; i < b->rows; i++)
+        memcpy(b->dout + (int64_t)i * b->group * dim,
+               pass->dout + first_query(b, dim) + (int64_t)i * shape->n_heads * dim,
+               (size_t)b->group * dim * sizeof *b->dout);
+    block_scores(b);
+    block_dots(b, b->dp, b->dout, true);
+    for (int q = 0; q < queries; q++) {
+        const int i = q / b->group, first = b->first[i], end = b->end[i];
+        const int64_t at = first_query(b, 1) + (int64_t)i * shape->n_heads + q % b->group;
+        const float *grad = b->dout + (int64_t)q * dim, log_sum = pass->lse[at];
+        float *p = b->p + (int64_t)q * n, *dp = b->dp + (int64_t)q * n;
+        const float inner = dot_f32(grad, pass->out + at * dim, dim);
+        const float inverse_cap = shape->softcap > 0 ? 1.0f / shape->softcap : 0;
+#pragma omp simd
+        for (int j = first; j < end; j++) {
+            float t = p[j] * inverse_cap;
+            p[j] = exp_f32(p[j] - log_sum);
+            dp[j] = p[j] * (dp[j] - inner) * fma_f32(-t, t, 1.0f);
+        }
+        clear_unseen(p, first, end, n);
+        clear_unseen(dp, first, end, n);
+    }
+    memset(b->sum, 0, (size_t)queries * dim * sizeof *b->sum);
+    block_sum(b, b->sum, b->dp, false);
+    for (int i = 0; i < b->rows; i++) {
+        float *to = pass->dqkv + (b->row + i) * attn_row_width(shape) + b->kv_head * b->group * dim;
+        const float *dq = b->sum + (int64_t)i * b->group * dim;
+#pragma omp simd
+        for (int c = 0; c < b->group * dim; c++) to[c] = shape->scale * dq[c];
+    }
+    struct run keys;
+    for (int j = b->from; j < b->to; j += keys.n) {
+        keys = run_of(b, j, false);
+        struct weighted_sum sum = {.out = pass->dqkv + (keys.rows - pass->qkv),
+                                   .p = b->dp + j - b->from,
+                                   .x = b->q,
+                                   .out_stride = keys.stride,
+                                   .p_row = 1,
+                                   .p_col = n,
+                                   .x_stride = dim,
+                                   .rows = keys.n,
+                                   .n = queries,
+                                   .dim = dim};
+        add_weighted(&sum);
+        sum.out = pass->dqkv + (run_of(b, j, true).rows - pass->qkv);
+        sum.p = b->p + j - b->from;
+        sum.x = b->dout;
+        add_weighted(&sum);
+    }
 }
 
 // Rows from `row` on, below `end`, that make one block: of one sequence, and not too many queries.
-static int block_rows(const struct source *from, int row, int end)
+static int block_rows(const struct pass *pass, int row, int end)
 {
-    int group = from->shape->n_heads / from->shape->n_kv_heads, rows = 1;
+    int group = pass->shape->n_heads / pass->shape->n_kv_heads, rows = 1;
     while (row + rows < end && (rows + 1) * group <= BLOCK_QUERIES &&
-           from->batch->seq_of[row + rows] == from->batch->seq_of[row])
+           pass->batch->seq_of[row + rows] == pass->batch->seq_of[row])
         rows++;
     return rows;
 }
@@ -367,11 +376,34 @@ static int64_t matrix_floats(const struct attn_shape *shape, int64_t columns)
     return (queries * columns + 15) / 16 * 16;
 }
 
-// A rough count of multiplications, to decide whether threads are worth it.
-static bool many(const struct source *from)
+// A thread's scratch: n matrices each of (queries, keys) and of (queries, dim), of which the
+// latter are one more, and a block of a pool widened. Shares it out where there is a block to.
+static int64_t share_scratch(struct block *b, float *scratch, const struct attn_shape *shape,
+                             int max_context, const struct kv_view *kv, bool back)
 {
-    return (int64_t)from->batch->n_tokens * from->shape->n_heads * from->shape->head_dim *
-               from->batch->max_context >
+    const int64_t wide = matrix_floats(shape, max_context);
+    const int64_t narrow = matrix_floats(shape, shape->head_dim), n = back ? 2 : 1;
+    const int64_t widened = kv && kv->dt == DT_E4M3 ? (int64_t)kv->block_size * shape->head_dim : 0;
+    if (b) {
+        b->p = scratch, b->dp = scratch + wide;
+        b->q = scratch + n * wide, b->sum = b->q + narrow, b->dout = b->sum + narrow;
+        b->wide = b->dout;
+    }
+    return n * wide + (n + 1) * narrow + (widened + 15) / 16 * 16;
+}
+
+// The gradient takes more than the forward pass.
+size_t cpu_attn_scratch(const struct attn_shape *shape, int max_context)
+{
+    return (size_t)omp_get_max_threads() * sizeof(float) *
+           (size_t)share_scratch(NULL, NULL, shape, max_context, NULL, true);
+}
+
+// A rough count of multiplications, to decide whether threads are worth it.
+static bool many(const struct pass *pass)
+{
+    return (int64_t)pass->batch->n_tokens * pass->shape->n_heads * pass->shape->head_dim *
+               pass->batch->max_context >
            PARALLEL_WORK * 8;
 }
 
@@ -380,11 +412,7 @@ static bool many(const struct source *from)
 static bool contexts_fit(struct device *dev, const struct batch_view *batch)
 {
     for (int row = 0; row < batch->n_tokens; row++) {
-        int s = batch->seq_of[row], n;
-        if (batch->packed)
-            n = batch->first_position[s] + row - batch->query_start[s] + 1;
-        else
-            n = batch->context_len[s] > 0 ? batch->positions[row] + 1 : 0;
+        const int n = keys_seen(batch, row);
         if (n <= batch->max_context) continue;
         device_fail(dev, "attention: row %d sees %d keys, over max_context %d", row, n,
                     batch->max_context);
@@ -393,34 +421,63 @@ static bool contexts_fit(struct device *dev, const struct batch_view *batch)
     return true;
 }
 
-static void forward(struct device *dev, float *out, float *lse, const struct source *from)
+// Threads take units of rows of a kv head, which blocks never cross: some neighbouring rows; in the
+// gradient the rows of a tree, which add to the same keys.
+static void run_blocks(struct device *dev, const struct pass *pass)
 {
-    const int kv_heads = from->shape->n_kv_heads, n_tokens = from->batch->n_tokens;
-    const int64_t wide = matrix_floats(from->shape, from->batch->max_context);
-    const int64_t narrow = matrix_floats(from->shape, from->shape->head_dim);
-    const struct kv_view *kv = from->kv;
-    const int64_t widened =
-        kv && kv->dt == DT_E4M3 ? (int64_t)kv->block_size * from->shape->head_dim : 0;
-    const int64_t per_thread = wide + 2 * narrow + (widened + 15) / 16 * 16;
-    float *scratch =
-        cpu_workspace(dev, (size_t)omp_get_max_threads() * per_thread * sizeof *scratch);
-    if (!scratch || !contexts_fit(dev, from->batch)) return;
-    // pieces of rows that threads take; blocks never cross them
-    const int piece = BLOCK_QUERIES, units = (n_tokens + piece - 1) / piece * kv_heads;
-#pragma omp parallel for schedule(dynamic) if (many(from))
+    const struct batch_view *batch = pass->batch;
+    const struct attn_shape *shape = pass->shape;
+    const int kv_heads = shape->n_kv_heads, n_tokens = batch->n_tokens, piece = BLOCK_QUERIES;
+    const bool back = pass->dqkv;
+    const int64_t each = share_scratch(NULL, NULL, shape, batch->max_context, pass->kv, back);
+    float *scratch = cpu_workspace(dev, (size_t)omp_get_max_threads() * each * sizeof *scratch);
+    if (!scratch || !contexts_fit(dev, batch)) return;
+    const int units = (back ? batch->n_seqs : (n_tokens + piece - 1) / piece) * kv_heads;
+#pragma omp parallel for schedule(dynamic) if (many(pass))
     for (int unit = 0; unit < units; unit++) {
-        float *mine = scratch + omp_get_thread_num() * per_thread;
-        int row = unit / kv_heads * piece, end = row + piece < n_tokens ? row + piece : n_tokens;
-        for (int rows; row < end; row += rows) {
-            rows = block_rows(from, row, end);
-            struct block b = {.row = row, .rows = rows, .kv_head = unit % kv_heads};
-            b.p = mine;
-            b.q = mine + wide;
-            b.wide = mine + wide + 2 * narrow;
-            block_begin(&b, from);
-            attend(out, lse, &b, mine + wide + narrow);
+        const int i = unit / kv_heads;
+        if (back && batch->parent[i] >= 0) continue; // belongs to its tree
+        int row = back ? batch->query_start[i] : i * piece;
+        const int end = back                     ? batch->attend_end[i]
+                        : row + piece < n_tokens ? row + piece
+                                                 : n_tokens;
+        struct block b = {.pass = pass,
+                          .shape = shape,
+                          .kv_head = unit % kv_heads,
+                          .group = shape->n_heads / kv_heads};
+        share_scratch(&b, scratch + omp_get_thread_num() * each, shape, batch->max_context,
+                      pass->kv, back);
+        for (; row < end; row += b.rows) {
+            b.row = row;
+            b.rows = block_rows(pass, row, end);
+            block_begin(&b);
+            (back ? attend_back : attend)(&b);
         }
     }
+}
+
+void cpu_attn_paged(struct device *dev, void *out, const void *qkv, const struct kv_view *kv,
+                    int layer, const struct batch_view *batch, const struct attn_shape *shape)
+{
+    if (!cpu_is_f32(dev, "attn_paged", shape->dt)) return;
+    run_blocks(dev, &(struct pass){qkv, kv, layer, batch, shape, .out = out});
+}
+
+void cpu_attn_packed(struct device *dev, void *out, float *lse, const void *qkv,
+                     const struct batch_view *batch, const struct attn_shape *shape)
+{
+    if (!cpu_is_f32(dev, "attn_packed", shape->dt)) return;
+    run_blocks(dev, &(struct pass){qkv, NULL, 0, batch, shape, .out = out, .lse = lse});
+}
+
+void cpu_attn_packed_back(struct device *dev, void *dqkv, const void *dout, const void *out,
+                          const float *lse, const void *qkv, const struct batch_view *batch,
+                          const struct attn_shape *shape)
+{
+    if (!cpu_is_f32(dev, "attn_packed_back", shape->dt)) return;
+    memset(dqkv, 0, (size_t)batch->n_tokens * attn_row_width(shape) * sizeof(float));
+    run_blocks(dev,
+               &(struct pass){qkv, NULL, 0, batch, shape, (float *)out, (float *)lse, dqkv, dout});
 }
 
 // The heads of a row's keys, or of its values, into a slot of a pool in e4m3.
@@ -464,129 +521,6 @@ void cpu_rope_store(struct device *dev, void *qkv, const struct rope_store *stor
         const size_t bytes = (size_t)width * sizeof(float);
         memcpy((float *)kv->k + at + slot * stride, from, bytes);
         if (!latent) memcpy((float *)kv->v + at + slot * stride, from + width, bytes);
-    }
-}
-
-void cpu_attn_paged(struct device *dev, void *out, const void *qkv, const struct kv_view *kv,
-                    int layer, const struct batch_view *batch, const struct attn_shape *shape)
-{
-    if (!cpu_is_f32(dev, "attn_paged", shape->dt)) return;
-    forward(dev, out, NULL, &(struct source){qkv, kv, layer, batch, shape});
-}
-
-void cpu_attn_packed(struct device *dev, void *out, float *lse, const void *qkv,
-                     const struct batch_view *batch, const struct attn_shape *shape)
-{
-    if (!cpu_is_f32(dev, "attn_packed", shape->dt)) return;
-    forward(dev, out, lse, &(struct source){qkv, NULL, 0, batch, shape});
-}
-
-// The matrices of a block's gradient, scratch: (queries, keys) and (queries, dim).
-struct gradient {
-    float *dp;        // (queries, keys): dout . v, then the gradient of the scores
-    float *dout, *dq; // (queries, dim)
-};
-
-/* With p the softmax and D = dout . out:
- *   dscore_j = p_j (dout . v_j - D)   (times the slope of the soft cap)
- *   dq += scale dscore_j k_j    dk_j += scale dscore_j q    dv_j += p_j dout
- * dqkv has qkv's layout, so a key's gradient lies as far into dqkv as the key into qkv. */
-static void attend_back(float *dqkv, const float *dout, const float *out, const float *lse,
-                        const struct source *from, struct block *b, const struct gradient *g)
-{
-    const struct attn_shape *shape = b->shape;
-    const int n = keys_of(b), dim = shape->head_dim, head = b->kv_head * b->group;
-    const int queries = queries_of(b);
-    for (int i = 0; i < b->rows; i++)
-        memcpy(g->dout + (int64_t)i * b->group * dim,
-               dout + ((int64_t)(b->row + i) * shape->n_heads + head) * dim,
-               (size_t)b->group * dim * sizeof *dout);
-    block_scores(b);
-    block_dots(b, g->dp, g->dout, true);
-    for (int q = 0; q < queries; q++) {
-        const int i = q / b->group, first = b->first[i], end = b->end[i];
-        const int64_t at = (int64_t)(b->row + i) * shape->n_heads + head + q % b->group;
-        const float *grad = g->dout + (int64_t)q * dim, log_sum = lse[at];
-        float *p = b->p + (int64_t)q * n, *dp = g->dp + (int64_t)q * n;
-        const float inner = dot_f32(grad, out + at * dim, dim);
-        const float inverse_cap = shape->softcap > 0 ? 1.0f / shape->softcap : 0;
-#pragma omp simd
-        for (int j = first; j < end; j++) {
-            float t = p[j] * inverse_cap;
-            p[j] = exp_f32(p[j] - log_sum);
-            dp[j] = p[j] * (dp[j] - inner) * fma_f32(-t, t, 1.0f);
-        }
-        clear_unseen(p, first, end, n);
-        clear_unseen(dp, first, end, n);
-    }
-    memset(g->dq, 0, (size_t)queries * dim * sizeof *g->dq);
-    block_sum(b, g->dq, g->dp, false);
-    for (int i = 0; i < b->rows; i++) {
-        float *to = dqkv + (b->row + i) * attn_row_width(shape) + (int64_t)head * dim;
-        const float *dq = g->dq + (int64_t)i * b->group * dim;
-#pragma omp simd
-        for (int c = 0; c < b->group * dim; c++) to[c] = shape->scale * dq[c];
-    }
-    const float *k, *v;
-    for (int j = b->all.first, run; j < b->all.n; j += run) {
-        run = context_run(&b->all, j, &k, &v);
-        struct weighted_sum sum = {.out = dqkv + (k - from->qkv),
-                                   .p = g->dp + j - b->all.first,
-                                   .x = b->q,
-                                   .out_stride = b->all.stride,
-                                   .p_row = 1,
-                                   .p_col = n,
-                                   .x_stride = dim,
-                                   .rows = run,
-                                   .n = queries,
-                                   .dim = dim};
-        add_weighted(&sum);
-        sum.out = dqkv + (v - from->qkv);
-        sum.p = b->p + j - b->all.first;
-        sum.x = g->dout;
-        add_weighted(&sum);
-    }
-}
-
-static int64_t back_floats(const struct attn_shape *shape, int max_context)
-{
-    return 2 * matrix_floats(shape, max_context) + 3 * matrix_floats(shape, shape->head_dim);
-}
-
-// The backward pass takes more than the forward pass.
-size_t cpu_attn_scratch(const struct attn_shape *shape, int max_context)
-{
-    return (size_t)omp_get_max_threads() * (size_t)back_floats(shape, max_context) * sizeof(float);
-}
-
-void cpu_attn_packed_back(struct device *dev, void *dqkv, const void *dout, const void *out,
-                          const float *lse, const void *qkv, const struct batch_view *batch,
-                          const struct attn_shape *shape)
-{
-    if (!cpu_is_f32(dev, "attn_packed_back", shape->dt)) return;
-    const struct source from = {qkv, NULL, 0, batch, shape};
-    const int64_t wide = matrix_floats(shape, batch->max_context);
-    const int64_t narrow = matrix_floats(shape, shape->head_dim),
-                  per_thread = back_floats(shape, batch->max_context);
-    float *scratch = cpu_workspace(dev, cpu_attn_scratch(shape, batch->max_context));
-    if (!scratch || !contexts_fit(dev, batch)) return;
-    memset(dqkv, 0, (size_t)batch->n_tokens * attn_row_width(shape) * sizeof(float));
-    const int units = batch->n_seqs * shape->n_kv_heads;
-#pragma omp parallel for schedule(dynamic) if (many(&from))
-    for (int unit = 0; unit < units; unit++) {
-        const int first = unit / shape->n_kv_heads, end = batch->attend_end[first];
-        if (batch->parent[first] >= 0) continue; // belongs to its tree
-        float *mine = scratch + omp_get_thread_num() * per_thread;
-        const struct gradient g = {mine + wide, mine + 2 * wide + narrow,
-                                   mine + 2 * wide + 2 * narrow};
-        for (int row = batch->query_start[first], rows; row < end; row += rows) {
-            rows = block_rows(&from, row, end);
-            struct block b = {.row = row, .rows = rows, .kv_head = unit % shape->n_kv_heads};
-            b.p = mine;
-            b.q = mine + 2 * wide;
-            block_begin(&b, &from);
-            attend_back(dqkv, dout, out, lse, &from, &b, &g);
-        }
     }
 }
 
