@@ -164,7 +164,7 @@ struct attn_shape {
     float softcap; // 0: none; else scores = softcap * tanh(scores / softcap)   (Gemma 2)
     int window;    // 0: none; else a row at position p sees keys at positions > p - window
     enum dtype dt; // of the rows; the pool has its own, which is this or DT_E4M3
-    bool early;    // attn_paged: the batch's lists, and keys of earlier batches (see Order, above)
+    bool early;    // of a paged batch: its lists, and keys of earlier batches (see Order, above)
     // (n_heads) of the rows' dtype: a score more in each row's softmax, of a key whose value is 0
     // (Xiao et al. 2023, Efficient Streaming Language Models with Attention Sinks; gpt-oss); or
     // NULL
@@ -568,20 +568,18 @@ struct ops {
     // rope (sign 1) of the queries and keys of every row of qkv, where there is a table; then
     // stores the keys and values of every row at its slot in the layer of the pool.
     void (*rope_store)(struct device *, void *qkv, const struct rope_store *);
-    // out (T, n_heads * head_dim) from the queries of qkv and the pool.        paged batches
-    // Where device_is_exact(), a row has the same bits from attn_paged in any batch and from
-    // attn_packed (docs/internals/numerics.md, Where it holds). A sequence's first
-    // `stored` keys were in the pool before the operation in front of this one began.
-    void (*attn_paged)(struct device *, void *out, const void *qkv, const struct kv_view *,
-                       int layer, const struct batch_view *, const struct attn_shape *);
-    // out as above and lse (T, n_heads) f32, the log-sum-exp of each row's scores, the sink's
-    // included. packed batches
-    void (*attn_packed)(struct device *, void *out, float *lse, const void *qkv,
-                        const struct batch_view *, const struct attn_shape *);
+    // out (T, n_heads * attn_value_dim()) from the queries of qkv and, of a paged batch, the keys
+    // and values in a layer of the pool; of a packed one (kv NULL) those of qkv. lse (T, n_heads)
+    // f32, the log-sum-exp of each row's scores, the sink's included; NULL: not wanted, as of a
+    // paged batch. Where device_is_exact(), a row has the same bits in any batch of either kind
+    // (docs/internals/numerics.md, Where it holds). A paged sequence's first `stored` keys were in
+    // the pool before the operation in front of this one began.
+    void (*attn)(struct device *, void *out, float *lse, const void *qkv, const struct kv_view *kv,
+                 int layer, const struct batch_view *, const struct attn_shape *);
     // dqkv (whole rows: queries, keys, values) = gradient from dout.           packed batches
-    void (*attn_packed_back)(struct device *, void *dqkv, const void *dout, const void *out,
-                             const float *lse, const void *qkv, const struct batch_view *,
-                             const struct attn_shape *);
+    void (*attn_back)(struct device *, void *dqkv, const void *dout, const void *out,
+                      const float *lse, const void *qkv, const struct batch_view *,
+                      const struct attn_shape *);
 
     // dsinks (n_heads) f32 += the gradient of the shape's sinks; rows of a packed batch.
     void (*attn_sinks_back)(struct device *, float *dsinks, const void *dout, const void *out,
@@ -595,12 +593,10 @@ struct ops {
     void (*latent_value)(struct device *, void *out, const void *o, const void *w,
                          const struct latent_shape *);
     // qkv (rows, 3 * n_heads, latent_expanded_dim()) of the expanded form from q as above, kv
-    // (rows, n_heads, nope + value) and the keys (rows, rank + rope).
-    void (*latent_expand)(struct device *, void *qkv, const void *q, const void *kv,
-                          const void *keys, const struct latent_shape *);
-    // Its gradient: dq and dkv, and of dkeys the last `rope` entries.
-    void (*latent_expand_back)(struct device *, void *dq, void *dkv, void *dkeys, const void *dqkv,
-                               const struct latent_shape *);
+    // (rows, n_heads, nope + value) and the keys (rows, rank + rope). back: the gradient, from
+    // that of qkv those of q and kv, and of the keys the last `rope` entries.
+    void (*latent_expand)(struct device *, void *qkv, void *q, void *kv, void *keys,
+                          const struct latent_shape *, bool back);
     // Rows of n_heads times (query, gate), then keys and values, as some models' matmul gives them,
     // into rows as of attention and gates (T, n_heads * head_dim); join: the other way.
     void (*split_gate)(struct device *, void *qkv, void *gate, void *fused, int rows,

@@ -16,9 +16,9 @@ extern "C" {
 // The fields of struct ops (ops.h), in its order.
 #define EACH_OP(X) \
     X(matmul) X(lora) X(lora_back) X(gather_rows) X(scatter_add_rows) X(norm) X(norm_back) X(rope) \
-    X(kv_round) X(rope_store) X(attn_paged) X(attn_packed) \
-    X(attn_packed_back) X(attn_sinks_back) X(latent_query) X(latent_value) X(latent_expand) \
-    X(latent_expand_back) X(split_gate) X(gate) X(gate_back) X(short_conv) X(short_conv_back) \
+    X(kv_round) X(rope_store) X(attn) X(attn_back) \
+    X(attn_sinks_back) X(latent_query) X(latent_value) X(latent_expand) \
+    X(split_gate) X(gate) X(gate_back) X(short_conv) X(short_conv_back) \
     X(delta_rule) X(delta_rule_back) X(act) X(act_back) \
     X(moe_route) X(moe_route_back) X(moe_balance) X(moe_balance_back) \
     X(experts_bias) X(experts_bias_back) \

@@ -120,14 +120,11 @@ void latent_attention(struct model *m, int l, const struct batch_view *batch,
     latent_queries(m, l, batch, rows);
     latent_keys(m, l, batch, rows);
     m->ops->latent_query(m->dev, m->qkv, rows->q, rows->keys, w, &shape);
-    if (kv) {
+    if (kv)
         m->ops->rope_store(
             m->dev, m->qkv,
             &(struct rope_store){.kv = kv, .layer = l, .batch = batch, .shape = &m->attn[l]});
-        m->ops->attn_paged(m->dev, m->latent_out, m->qkv, kv, l, batch, &m->attn[l]);
-    } else {
-        m->ops->attn_packed(m->dev, m->latent_out, lse, m->qkv, batch, &m->attn[l]);
-    }
+    m->ops->attn(m->dev, m->latent_out, lse, m->qkv, kv, l, batch, &m->attn[l]);
     m->ops->latent_value(m->dev, out, m->latent_out, w, &shape);
 }
 

@@ -77,8 +77,7 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
     size_t e = dtype_size(m->dt), t = (size_t)m->max_tokens, r = (size_t)m->max_rows,
            h = (size_t)c->hidden, head = (size_t)(c->shard.size * config_head_rows(c));
     size_t a = layer_mlp_rows(l, t), inner = layer_mlp_elements(l, t),
-           expert = layer_expert_elements(c, l, t) * e, gate_up = inner * 2 * e,
-           lse = t * (size_t)l->n_heads * sizeof(float); // see attention_block()
+           expert = layer_expert_elements(c, l, t) * e;
     const int absorbed = (l->n_heads + 1) * layer_latent_width(l);
     const size_t qkv =
         (size_t)(l->latent.rank > 0 ? absorbed : layer_qkv_width(l) + delta_conv_width(&l->delta));
@@ -107,7 +106,7 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(grouped, c->delta_grouped ? t * grouped : 0),
         SCRATCH(q_a_normed, t * (size_t)l->latent.q_rank * e),
         SCRATCH(latent_out, t * (size_t)(l->n_heads * l->latent.rank) * e),
-        SCRATCH(gate_up, gate_up > lse ? gate_up : lse),
+        SCRATCH(gate_up, inner * 2 * e),
         SCRATCH(act, inner * e),
         SCRATCH(block, config_scales_branches(c) ? t * h * e : 0),
         SCRATCH(beside, c->experts_beside ? t * h * e : 0),
@@ -708,14 +707,12 @@ static void *attend(struct model *m, int l, const struct batch_view *batch,
     void *qkv = tape ? tape->qkv : m->qkv, *out = tape ? tape->attn : m->attn_out;
     void *raw = tape && tape->qkv_raw ? tape->qkv_raw : qkv;
     void *gate = tape ? tape->gate : m->gate;
+    float *lse = tape ? tape->lse : NULL;
 
     if (layer->latent.rank > 0) {
-        latent_attention(m, l, batch, kv, tape ? &tape->latent : &m->latent,
-                         tape ? tape->lse : (float *)m->gate_up, out);
+        latent_attention(m, l, batch, kv, tape ? &tape->latent : &m->latent, lse, out);
     } else if (kv) {
         paged_qkv(m, l, batch, kv, rounded);
-        ops->attn_paged(m->dev, out, qkv, kv, layer->kv_from < 0 ? l : layer->kv_from, batch,
-                        &m->attn[l]);
     } else {
         project_qkv(m, l, raw, gate, rows, rounded);
         encode_heads(m, l, qkv, raw, tape, batch);
@@ -723,12 +720,10 @@ static void *attend(struct model *m, int l, const struct batch_view *batch,
             model_round_kv(m, (char *)qkv + (size_t)layer_q_width(layer) * dtype_size(m->dt), rows,
                            2 * layer->n_kv_heads, layer->head_dim, layer_qkv_width(layer));
         share_kv(m, l, qkv, tape, rows);
-        // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough
-        // for it
-        if (!tape || !tape->again)
-            ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch,
-                             &m->attn[l]);
     }
+    if (layer->latent.rank == 0 && (!tape || !tape->again))
+        ops->attn(m->dev, out, lse, qkv, kv, layer->kv_from < 0 ? l : layer->kv_from, batch,
+                  &m->attn[l]);
     if (!c->attn_gate) return out;
     const struct gate_args open = model_attn_gate(m, l, out, gate, rows);
     ops->gate(m->dev, m->attn_out, &open);

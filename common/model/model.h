@@ -288,7 +288,7 @@ const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
 
 // ---- blocks that few families have (blocks.c) ---------------------------------------------------
 // From m->normed to out (T, n_heads * value), through the pool (kv) or the batch itself; lse as of
-// attn_packed. Both forms are absorbed ones, so that a row has the same bits in both.
+// attn. Both forms are absorbed ones, so that a row has the same bits in both.
 void latent_attention(struct model *m, int l, const struct batch_view *batch,
                       const struct kv_view *kv, const struct latent_rows *rows, float *lse,
                       void *out);

@@ -17,7 +17,7 @@
 
 enum { BLOCK_QUERIES = 16 };
 
-// A call: of attn_paged (kv), attn_packed or, with dqkv, its gradient.
+// A call of attn or, with dqkv, of its gradient, which reads out and lse.
 struct pass {
     const float *qkv;
     const struct kv_view *kv; // NULL: keys and values are those of the batch's rows
@@ -84,17 +84,7 @@ static void add_weighted(const struct weighted_sum *w)
             const int rows = w->rows - i >= 4 ? 4 : 1;
 #define ADD_TILE(rows, vecs)                                                                       \
     add_tile(out, w->out_stride, p, w->p_row, w->p_col, x, w->x_stride, w->n, rows, vecs)
-            if (step == 4 * WIDTH) {
-                if (rows == 4)
-                    ADD_TILE(4, 4);
-                else
-                    ADD_TILE(1, 4);
-            } else if (step == WIDTH) {
-                if (rows == 4)
-                    ADD_TILE(4, 1);
-                else
-                    ADD_TILE(1, 1);
-            } else {
+            if (step < WIDTH)
                 for (int r = 0; r < rows; r++)
                     for (int j = 0; j < w->n; j++) {
                         const float weight = p[r * w->p_row + j * w->p_col];
@@ -102,7 +92,10 @@ static void add_weighted(const struct weighted_sum *w)
                         for (int c = 0; c < step; c++)
                             to[c] = fma_f32(weight, x[j * w->x_stride + c], to[c]);
                     }
-            }
+            else if (step == WIDTH)
+                rows == 4 ? ADD_TILE(4, 1) : ADD_TILE(1, 1);
+            else
+                rows == 4 ? ADD_TILE(4, 4) : ADD_TILE(1, 4);
 #undef ADD_TILE
             i += rows;
         }
@@ -456,25 +449,18 @@ static void run_blocks(struct device *dev, const struct pass *pass)
     }
 }
 
-void cpu_attn_paged(struct device *dev, void *out, const void *qkv, const struct kv_view *kv,
-                    int layer, const struct batch_view *batch, const struct attn_shape *shape)
+void cpu_attn(struct device *dev, void *out, float *lse, const void *qkv, const struct kv_view *kv,
+              int layer, const struct batch_view *batch, const struct attn_shape *shape)
 {
-    if (!cpu_is_f32(dev, "attn_paged", shape->dt)) return;
-    run_blocks(dev, &(struct pass){qkv, kv, layer, batch, shape, .out = out});
+    if (!cpu_is_f32(dev, "attn", shape->dt)) return;
+    run_blocks(dev, &(struct pass){qkv, kv, layer, batch, shape, .out = out, .lse = lse});
 }
 
-void cpu_attn_packed(struct device *dev, void *out, float *lse, const void *qkv,
-                     const struct batch_view *batch, const struct attn_shape *shape)
+void cpu_attn_back(struct device *dev, void *dqkv, const void *dout, const void *out,
+                   const float *lse, const void *qkv, const struct batch_view *batch,
+                   const struct attn_shape *shape)
 {
-    if (!cpu_is_f32(dev, "attn_packed", shape->dt)) return;
-    run_blocks(dev, &(struct pass){qkv, NULL, 0, batch, shape, .out = out, .lse = lse});
-}
-
-void cpu_attn_packed_back(struct device *dev, void *dqkv, const void *dout, const void *out,
-                          const float *lse, const void *qkv, const struct batch_view *batch,
-                          const struct attn_shape *shape)
-{
-    if (!cpu_is_f32(dev, "attn_packed_back", shape->dt)) return;
+    if (!cpu_is_f32(dev, "attn_back", shape->dt)) return;
     memset(dqkv, 0, (size_t)batch->n_tokens * attn_row_width(shape) * sizeof(float));
     run_blocks(dev,
                &(struct pass){qkv, NULL, 0, batch, shape, (float *)out, (float *)lse, dqkv, dout});

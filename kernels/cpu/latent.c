@@ -68,49 +68,36 @@ void cpu_latent_value(struct device *dev, void *out, const void *o, const void *
     }
 }
 
-void cpu_latent_expand(struct device *dev, void *qkv, const void *q, const void *kv,
-                       const void *keys, const struct latent_shape *s)
+static void copy(float *expanded, float *other, int n, bool back)
+{
+    memcpy(back ? other : expanded, back ? expanded : other, (size_t)n * sizeof *other);
+}
+
+void cpu_latent_expand(struct device *dev, void *qkv, void *q, void *kv, void *keys,
+                       const struct latent_shape *s, bool back)
 {
     if (!cpu_is_f32(dev, "latent_expand", s->dt)) return;
     const int dim = s->nope + s->rope, wide = latent_expanded_dim(s->nope, s->rope, s->value);
     const int64_t queries = (int64_t)s->n_heads * wide;
 #pragma omp parallel for if (many(s, wide))
     for (int r = 0; r < s->rows; r++) {
-        float *to = (float *)qkv + 3 * r * queries;
-        const float *rotated = (const float *)keys + (int64_t)r * (s->rank + s->rope) + s->rank;
-        memset(to, 0, 3 * (size_t)queries * sizeof *to);
+        float *row = (float *)qkv + 3 * r * queries;
+        float *rotated = (float *)keys + (int64_t)r * (s->rank + s->rope) + s->rank;
+        if (back)
+            memset(rotated, 0, (size_t)s->rope * sizeof *rotated);
+        else
+            memset(row, 0, 3 * (size_t)queries * sizeof *row);
         for (int h = 0; h < s->n_heads; h++) {
             const int64_t head = (int64_t)r * s->n_heads + h;
-            const float *from = (const float *)kv + head * (s->nope + s->value);
-            float *query = to + (int64_t)h * wide, *key = query + queries, *value = key + queries;
-            memcpy(query, (const float *)q + head * dim, (size_t)dim * sizeof *query);
-            memcpy(key, from, (size_t)s->nope * sizeof *key);
-            memcpy(key + s->nope, rotated, (size_t)s->rope * sizeof *key);
-            memcpy(value, from + s->nope, (size_t)s->value * sizeof *value);
-        }
-    }
-}
-
-void cpu_latent_expand_back(struct device *dev, void *dq, void *dkv, void *dkeys, const void *dqkv,
-                            const struct latent_shape *s)
-{
-    if (!cpu_is_f32(dev, "latent_expand_back", s->dt)) return;
-    const int dim = s->nope + s->rope, wide = latent_expanded_dim(s->nope, s->rope, s->value);
-    const int64_t queries = (int64_t)s->n_heads * wide;
-#pragma omp parallel for if (many(s, wide))
-    for (int r = 0; r < s->rows; r++) {
-        const float *from = (const float *)dqkv + 3 * r * queries;
-        float *rotated = (float *)dkeys + (int64_t)r * (s->rank + s->rope) + s->rank;
-        memset(rotated, 0, (size_t)s->rope * sizeof *rotated);
-        for (int h = 0; h < s->n_heads; h++) {
-            const int64_t head = (int64_t)r * s->n_heads + h;
-            float *to = (float *)dkv + head * (s->nope + s->value);
-            const float *query = from + (int64_t)h * wide, *key = query + queries,
-                        *value = key + queries;
-            memcpy((float *)dq + head * dim, query, (size_t)dim * sizeof *query);
-            memcpy(to, key, (size_t)s->nope * sizeof *to);
-            memcpy(to + s->nope, value, (size_t)s->value * sizeof *to);
-            for (int i = 0; i < s->rope; i++) rotated[i] += key[s->nope + i];
+            float *pair = (float *)kv + head * (s->nope + s->value);
+            float *query = row + (int64_t)h * wide, *key = query + queries, *value = key + queries;
+            copy(query, (float *)q + head * dim, dim, back);
+            copy(key, pair, s->nope, back);
+            copy(value, pair + s->nope, s->value, back);
+            if (back)
+                for (int i = 0; i < s->rope; i++) rotated[i] += key[s->nope + i];
+            else
+                copy(key + s->nope, rotated, s->rope, false);
         }
     }
 }

@@ -200,7 +200,7 @@ static void attn_packed_launch(struct op_test *t, void **d)
     struct batch_view b = packed_view(t, d);
     s.dt = dt;
     s.sinks = t->p[9] ? d[AP_SINKS] : NULL;
-    ops->attn_packed(dev, d[AP_OUT], d[AP_LSE], d[AP_QKV], &b, &s);
+    ops->attn(dev, d[AP_OUT], d[AP_LSE], d[AP_QKV], NULL, 0, &b, &s);
 }
 
 static void attn_packed_reference(struct op_test *t, double **v)
@@ -241,7 +241,7 @@ static void attn_back_launch(struct op_test *t, void **d)
     struct attn_shape s = attn_shape_of(t->p);
     struct batch_view b = packed_view(t, d);
     s.dt = dt;
-    ops->attn_packed_back(dev, d[AB_DQKV], d[AB_DOUT], d[AB_OUT], d[AB_LSE], d[AB_QKV], &b, &s);
+    ops->attn_back(dev, d[AB_DQKV], d[AB_DOUT], d[AB_OUT], d[AB_LSE], d[AB_QKV], &b, &s);
     s.sinks = d[AB_SINKS];
     if (t->p[9])
         ops->attn_sinks_back(dev, d[AB_DSINKS], d[AB_DOUT], d[AB_OUT], d[AB_LSE], b.n_tokens, &s);
@@ -362,7 +362,7 @@ static void attn_paged_launch(struct op_test *t, void **d)
                          .block_size = block,
                          .dt = dt};
     op_kv_store(&kv, 1, d[PG_QKV], &b, &s);
-    ops->attn_paged(dev, d[PG_OUT], d[PG_QKV], &kv, 1, &b, &s);
+    ops->attn(dev, d[PG_OUT], NULL, d[PG_QKV], &kv, 1, &b, &s);
 }
 
 static void attn_paged_reference(struct op_test *t, double **v)
@@ -546,7 +546,7 @@ ON_EACH_DEVICE(attention_forms)
                                .parent = d_none,
                                .first_position = d_zeros,
                                .attend_end = d_rows};
-    ops->attn_packed(dev, d_out, d_lse, d_qkv, &batch, &shape);
+    ops->attn(dev, d_out, d_lse, d_qkv, NULL, 0, &batch, &shape);
     from_device(packed, d_out, sizeof packed);
 
     const struct kv_layer layer = {.width = KV_HEADS * DIM};
@@ -562,7 +562,7 @@ ON_EACH_DEVICE(attention_forms)
     batch.block_table = d_table;
     batch.table_stride = BLOCKS;
     op_kv_store(&kv, 0, d_qkv, &batch, &shape);
-    ops->attn_paged(dev, d_out, d_qkv, &kv, 0, &batch, &shape);
+    ops->attn(dev, d_out, NULL, d_qkv, &kv, 0, &batch, &shape);
     from_device(paged, d_out, sizeof paged);
 
     device_fill(dev, d_out, 0xFF, sizeof packed);
@@ -575,7 +575,7 @@ ON_EACH_DEVICE(attention_forms)
         row.max_context = i + 1;
         row.positions = d_positions + i;
         row.slots = d_slots + i;
-        ops->attn_paged(dev, d_out + i * OUT_WIDTH, d_qkv + i * WIDTH, &kv, 0, &row, &shape);
+        ops->attn(dev, d_out + i * OUT_WIDTH, NULL, d_qkv + i * WIDTH, &kv, 0, &row, &shape);
         sync_or_fail();
     }
     from_device(decoded, d_out, sizeof decoded);

@@ -120,10 +120,10 @@ static float *run(const struct gradient_case *c, const struct lists *l, void *qk
           *wide = to_device(NULL, n * sizeof *wide);
     char *first = op_host(n * e), *again = op_host(n * e);
     float *host = op_host(n * sizeof *host);
-    ops->attn_packed(dev, out, lse, qkv, &b, &shape);
+    ops->attn(dev, out, lse, qkv, NULL, 0, &b, &shape);
     for (int i = 0; i < RUNS; i++) {
         device_fill(dev, dqkv, 0xff, n * e); // NaN, so that whatever is left out shows
-        ops->attn_packed_back(dev, dqkv, dout, out, lse, qkv, &b, &shape);
+        ops->attn_back(dev, dqkv, dout, out, lse, qkv, &b, &shape);
         from_device(i ? again : first, dqkv, n * e);
         if (i > 0 && memcmp(first, again, n * e) != 0)
             fail_msg("%s on %s: run %d has other bits", c->name, device_spec(dev), i);

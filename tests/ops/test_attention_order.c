@@ -249,7 +249,7 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
         ops->matmul(dev, slow.to, slow.keys, slow.identity, NULL, &slow.shape);
     if (store == STORE || (store == STORE_SLOWLY && s->in_e4m3))
         op_kv_store(&s->kv, 0, qkv, &b, &s->shape);
-    ops->attn_paged(dev, out, qkv, &s->kv, 0, &b, &s->shape);
+    ops->attn(dev, out, NULL, qkv, &s->kv, 0, &b, &s->shape);
     for (int i = 0; i < n; i++)
         if (slots[i] < 0) position[i] = -1;
     compare(s, what, out, position, n);
@@ -310,7 +310,7 @@ static void *run_packed(const struct scene *s, int junk, const int *cuts)
                            .parent = take_ints(parent, n_seqs),
                            .first_position = take_ints(first, n_seqs),
                            .attend_end = take_ints(end, n_seqs)};
-    ops->attn_packed(dev, out, lse, qkv, &b, &s->shape);
+    ops->attn(dev, out, lse, qkv, NULL, 0, &b, &s->shape);
     void *rows = to_device(NULL, (size_t)s->n * (size_t)s->out_bytes);
     device_copy(dev, rows, out + (size_t)junk * (size_t)s->out_bytes,
                 (size_t)s->n * (size_t)s->out_bytes);

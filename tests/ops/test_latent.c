@@ -111,7 +111,7 @@ static void expand_setup(struct op_test *t)
 static void expand_launch(struct op_test *t, void **d)
 {
     const struct latent_shape s = shape_of(t);
-    ops->latent_expand(dev, d[E_QKV], d[E_Q], d[E_KV], d[E_KEYS], &s);
+    ops->latent_expand(dev, d[E_QKV], d[E_Q], d[E_KV], d[E_KEYS], &s, false);
 }
 
 static void expand(double *qkv, const double *q, const double *kv, const double *keys,
@@ -160,7 +160,7 @@ static void expand_back_setup(struct op_test *t)
 static void expand_back_launch(struct op_test *t, void **d)
 {
     const struct latent_shape s = shape_of(t);
-    ops->latent_expand_back(dev, d[B_DQ], d[B_DKV], d[B_DKEYS], d[B_DQKV], &s);
+    ops->latent_expand(dev, d[B_DQKV], d[B_DQ], d[B_DKV], d[B_DKEYS], &s, true);
 }
 
 static double expand_loss(struct op_test *t, double **v)
@@ -286,7 +286,7 @@ static void run_absorbed(struct input *in, values ret)
 {
     const struct batch_view batch = packed_batch(in);
     ops->latent_query(dev, in->qkv, in->q, in->keys, in->w, &latent);
-    ops->attn_packed(dev, in->o, in->lse, in->qkv, &batch, &absorbed);
+    ops->attn(dev, in->o, in->lse, in->qkv, NULL, 0, &batch, &absorbed);
     ops->latent_value(dev, in->out, in->o, in->w, &latent);
     from_device(ret, in->out, sizeof(values));
 }
@@ -312,7 +312,7 @@ static void run_decoding(struct input *in, values ret)
         ops->latent_query(dev, in->qkv, in->q + i * HEADS * DIM, in->keys + i * WIDTH, in->w,
                           &shape);
         op_kv_store(&kv, 0, in->qkv, &batch, &absorbed);
-        ops->attn_paged(dev, in->o, in->qkv, &kv, 0, &batch, &absorbed);
+        ops->attn(dev, in->o, NULL, in->qkv, &kv, 0, &batch, &absorbed);
         ops->latent_value(dev, in->out, in->o, in->w, &shape);
         from_device(ret[i], in->out, sizeof ret[i]);
     }
@@ -326,8 +326,8 @@ static void run_expanded(struct input *in, values ret)
         .m = ROWS, .n = KV, .k = RANK, .trans_b = true, .in = DT_F32, .out = DT_F32};
     float *kv = to_device(NULL, sizeof(float) * ROWS * KV);
     ops->matmul(dev, kv, in->latents, in->w, NULL, &of_latents);
-    ops->latent_expand(dev, in->qkv, in->q, kv, in->keys, &latent);
-    ops->attn_packed(dev, in->o, in->lse, in->qkv, &batch, &expanded);
+    ops->latent_expand(dev, in->qkv, in->q, kv, in->keys, &latent, false);
+    ops->attn(dev, in->o, in->lse, in->qkv, NULL, 0, &batch, &expanded);
     from_device(all, in->o, sizeof all);
     for (int i = 0; i < ROWS; i++)
         for (int h = 0; h < HEADS; h++) memcpy(ret[i][h], all[i][h], sizeof ret[i][h]);

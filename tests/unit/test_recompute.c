@@ -16,10 +16,11 @@ static struct {
 } counted;
 
 static void count_attention(struct device *dev, void *out, float *lse, const void *qkv,
-                            const struct batch_view *batch, const struct attn_shape *shape)
+                            const struct kv_view *kv, int layer, const struct batch_view *batch,
+                            const struct attn_shape *shape)
 {
     counted.attentions++;
-    counted.ops->attn_packed(dev, out, lse, qkv, batch, shape);
+    counted.ops->attn(dev, out, lse, qkv, kv, layer, batch, shape);
 }
 
 static void count_matmul(struct device *dev, void *y, const void *a, const void *b,
@@ -72,7 +73,7 @@ static void differentiate(struct reference *r, enum recompute recompute, int log
     counted.intermediate = r->config->layers[0].intermediate;
     counted.attentions = counted.downs = 0;
     struct ops counting = *m->ops;
-    counting.attn_packed = count_attention;
+    counting.attn = count_attention;
     counting.matmul = count_matmul;
     m->ops = &counting;
 

@@ -154,6 +154,11 @@ static enum status set_batch(struct ops_bench *o, bool paged)
     return device_sync(o->b->dev);
 }
 
+static bool is_paged(const struct call *c)
+{
+    return c->before > 0;
+}
+
 static void set_attention(struct ops_bench *o)
 {
     const struct call *c = o->call;
@@ -167,7 +172,8 @@ static void set_attention(struct ops_bench *o)
                                   .scale = 0.1f,
                                   .dt = c->dt,
                                   .early = true};
-    const bool read = c->op == OP_attn_paged; // else the pool is only written, beside the weights
+    const bool read =
+        c->op == OP_attn && is_paged(c); // else the pool is only written, beside the weights
     o->kv = (struct kv_view){.k = read ? o->weights : o->out + o->bytes / 2,
                              .v = latent ? NULL : o->more,
                              .scales = (int8_t *)o->in, // any
@@ -275,7 +281,7 @@ static enum status set_call(struct ops_bench *o)
     if (c->op == OP_latent_query || c->op == OP_latent_value)
         set_turns(o, dtype_size(c->dt) * LATENT_HEADS * (128 + 128) * LATENT_RANK);
     if (c->each > 0) {
-        CHECK(set_batch(o, c->op != OP_attn_packed && c->op != OP_attn_packed_back));
+        CHECK(set_batch(o, is_paged(c)));
         set_attention(o);
     }
     if (c->experts > 0) set_routing(o);
@@ -337,14 +343,12 @@ static bool run_attention(struct ops_bench *o, const struct operands *x)
     case OP_rope_store:
         ops->rope_store(dev, x->out, &o->store);
         break;
-    case OP_attn_paged:
-        ops->attn_paged(dev, x->out, x->in, &o->kv, x->turn, &o->view, &o->attn);
+    case OP_attn:
+        ops->attn(dev, x->out, o->view.packed ? x->more : NULL, x->in,
+                  o->view.packed ? NULL : &o->kv, x->turn, &o->view, &o->attn);
         break;
-    case OP_attn_packed:
-        ops->attn_packed(dev, x->out, x->more, x->in, &o->view, &o->attn);
-        break;
-    case OP_attn_packed_back:
-        ops->attn_packed_back(dev, x->out, x->in, x->w, x->more, x->in, &o->view, &o->attn);
+    case OP_attn_back:
+        ops->attn_back(dev, x->out, x->in, x->w, x->more, x->in, &o->view, &o->attn);
         break;
     case OP_latent_query:
         ops->latent_query(dev, x->out, x->in, x->more, x->w, &o->latent);
@@ -497,17 +501,14 @@ static bool attention_cost(const struct ops_bench *o, struct cost *ret)
     case OP_rope_store:
         ret->bytes = 2 * e * m * row; // queries are rotated where they are
         break;
-    case OP_attn_paged: // a sequence's keys are read once
-        ret->bytes = (double)dtype_size(o->kv.dt) * m / c->each * (c->before + c->each) *
-                         (row - heads * dim) +
-                     e * m * heads * (dim + value);
+    case OP_attn: // of a pool a sequence's keys are read once
+        ret->bytes =
+            e * m * heads * (dim + value) +
+            (is_paged(c) ? dtype_size(o->kv.dt) * m / c->each * (c->before + c->each) : e * m) *
+                (row - heads * dim);
         ret->flops = 2 * o->keys * heads * (dim + value);
         break;
-    case OP_attn_packed:
-        ret->bytes = e * m * (row + heads * value);
-        ret->flops = 2 * o->keys * heads * (dim + value);
-        break;
-    case OP_attn_packed_back:
+    case OP_attn_back:
         ret->bytes = 2 * e * m * (row + heads * value);
         ret->flops = 5 * o->keys * heads * (dim + value);
         break;
@@ -617,37 +618,32 @@ static const struct call calls[] = {
      ROUNDED},
     {OP_matmul, "gate+up, act, in f32", DT_F32, {64}, OF(8192, HIDDEN), ACT},
     {OP_rope_store, "decode at 256 keys", DT_BF16, {16, 256}, ATTENDS(1, 256, DIM)},
-    {OP_attn_paged, "decode at 256 keys", DT_BF16, DECODED, ATTENDS(1, 255, DIM)},
-    {OP_attn_paged, "decode at 512 keys", DT_BF16, {64}, ATTENDS(1, 511, DIM)},
-    {OP_attn_paged, "decode at 1,024 keys", DT_BF16, {16}, ATTENDS(1, 1023, DIM)},
-    {OP_attn_paged, "decode at 4,096 keys", DT_BF16, {16}, ATTENDS(1, 4095, DIM)},
-    {OP_attn_paged, "4,096 keys in e4m3", DT_BF16, {1, 64}, ATTENDS(1, 4095, DIM), .narrow = true},
-    {OP_attn_paged,
-     "512 of 1,024 in e4m3",
-     DT_BF16,
-     {1024},
-     ATTENDS(512, 512, DIM),
-     .narrow = true},
-    {OP_attn_paged, "512 of 1,024 keys", DT_BF16, {1024}, ATTENDS(512, 512, DIM)},
-    {OP_attn_paged, "512 of 1,024 keys, heads of 256", DT_BF16, {1024}, ATTENDS(512, 512, 256)},
-    {OP_attn_paged, "latent, at 256 keys", DT_BF16, {1, 16, 64, 256}, ATTENDS(1, 255, LATENT_DIM)},
-    {OP_attn_paged, "latent, at 1,024 keys", DT_BF16, {16}, ATTENDS(1, 1023, LATENT_DIM)},
-    {OP_attn_paged, "latent, at 4,096 keys", DT_BF16, {16}, ATTENDS(1, 4095, LATENT_DIM)},
-    {OP_attn_paged, "decode at 256 keys in f32", DT_F32, {4}, ATTENDS(1, 255, DIM)},
-    {OP_attn_packed, "sequences of 512", DT_BF16, {2048, 8192}, ATTENDS(512, 0, DIM)},
-    {OP_attn_packed, "sequences of 4,096", DT_BF16, {8192}, ATTENDS(4096, 0, DIM)},
-    {OP_attn_packed, "prompts of 64, 8 x 228", DT_BF16, {7552}, ATTENDS(228, 0, DIM), GROUPS},
-    {OP_attn_packed, "sequences of 512, heads of 256", DT_BF16, {2048}, ATTENDS(512, 0, 256)},
-    {OP_attn_packed, "latent, of 512", DT_BF16, {2048, 8192}, ATTENDS(512, 0, LATENT_DIM)},
-    {OP_attn_packed, "latent, of 4,096", DT_BF16, {8192}, ATTENDS(4096, 0, LATENT_DIM)},
-    {OP_attn_packed, "sequences of 64 in f32", DT_F32, {128}, ATTENDS(64, 0, DIM)},
-    {OP_attn_packed_back, "sequences of 512", DT_BF16, {2048, 8192}, ATTENDS(512, 0, DIM)},
-    {OP_attn_packed_back, "sequences of 4,096", DT_BF16, {8192}, ATTENDS(4096, 0, DIM)},
-    {OP_attn_packed_back, "prompts of 64, 8 x 228", DT_BF16, {7552}, ATTENDS(228, 0, DIM), GROUPS},
-    {OP_attn_packed_back, "sequences of 512, heads of 256", DT_BF16, {2048}, ATTENDS(512, 0, 256)},
-    {OP_attn_packed_back, "latent, of 512", DT_BF16, {8192}, ATTENDS(512, 0, EXPANDED_DIM)},
-    {OP_attn_packed_back, "latent, of 4,096", DT_BF16, {8192}, ATTENDS(4096, 0, EXPANDED_DIM)},
-    {OP_attn_packed_back, "sequences of 64 in f32", DT_F32, {128}, ATTENDS(64, 0, DIM)},
+    {OP_attn, "decode at 256 keys", DT_BF16, DECODED, ATTENDS(1, 255, DIM)},
+    {OP_attn, "decode at 512 keys", DT_BF16, {64}, ATTENDS(1, 511, DIM)},
+    {OP_attn, "decode at 1,024 keys", DT_BF16, {16}, ATTENDS(1, 1023, DIM)},
+    {OP_attn, "decode at 4,096 keys", DT_BF16, {16}, ATTENDS(1, 4095, DIM)},
+    {OP_attn, "4,096 keys in e4m3", DT_BF16, {1, 64}, ATTENDS(1, 4095, DIM), .narrow = true},
+    {OP_attn, "512 of 1,024 in e4m3", DT_BF16, {1024}, ATTENDS(512, 512, DIM), .narrow = true},
+    {OP_attn, "512 of 1,024 keys", DT_BF16, {1024}, ATTENDS(512, 512, DIM)},
+    {OP_attn, "512 of 1,024 keys, heads of 256", DT_BF16, {1024}, ATTENDS(512, 512, 256)},
+    {OP_attn, "latent, at 256 keys", DT_BF16, {1, 16, 64, 256}, ATTENDS(1, 255, LATENT_DIM)},
+    {OP_attn, "latent, at 1,024 keys", DT_BF16, {16}, ATTENDS(1, 1023, LATENT_DIM)},
+    {OP_attn, "latent, at 4,096 keys", DT_BF16, {16}, ATTENDS(1, 4095, LATENT_DIM)},
+    {OP_attn, "decode at 256 keys in f32", DT_F32, {4}, ATTENDS(1, 255, DIM)},
+    {OP_attn, "sequences of 512", DT_BF16, {2048, 8192}, ATTENDS(512, 0, DIM)},
+    {OP_attn, "sequences of 4,096", DT_BF16, {8192}, ATTENDS(4096, 0, DIM)},
+    {OP_attn, "prompts of 64, 8 x 228", DT_BF16, {7552}, ATTENDS(228, 0, DIM), GROUPS},
+    {OP_attn, "sequences of 512, heads of 256", DT_BF16, {2048}, ATTENDS(512, 0, 256)},
+    {OP_attn, "latent, of 512", DT_BF16, {2048, 8192}, ATTENDS(512, 0, LATENT_DIM)},
+    {OP_attn, "latent, of 4,096", DT_BF16, {8192}, ATTENDS(4096, 0, LATENT_DIM)},
+    {OP_attn, "sequences of 64 in f32", DT_F32, {128}, ATTENDS(64, 0, DIM)},
+    {OP_attn_back, "sequences of 512", DT_BF16, {2048, 8192}, ATTENDS(512, 0, DIM)},
+    {OP_attn_back, "sequences of 4,096", DT_BF16, {8192}, ATTENDS(4096, 0, DIM)},
+    {OP_attn_back, "prompts of 64, 8 x 228", DT_BF16, {7552}, ATTENDS(228, 0, DIM), GROUPS},
+    {OP_attn_back, "sequences of 512, heads of 256", DT_BF16, {2048}, ATTENDS(512, 0, 256)},
+    {OP_attn_back, "latent, of 512", DT_BF16, {8192}, ATTENDS(512, 0, EXPANDED_DIM)},
+    {OP_attn_back, "latent, of 4,096", DT_BF16, {8192}, ATTENDS(4096, 0, EXPANDED_DIM)},
+    {OP_attn_back, "sequences of 64 in f32", DT_F32, {128}, ATTENDS(64, 0, DIM)},
     {OP_latent_query, "heads of 192", DT_BF16, {1, 16, 64, 256, 8192}, .width = LATENT_DIM},
     {OP_latent_query, "heads of 192 in f32", DT_F32, {16}, .width = LATENT_DIM},
     {OP_latent_value, "heads of 192", DT_BF16, {1, 16, 64, 256, 8192}, .width = LATENT_DIM},

@@ -95,11 +95,11 @@ void latent_back(struct backward *b, int l, const struct batch_view *batch,
     copy_rows(m, s->latent, shape.rank, tape->latent.keys, width, rows);
     m->ops->matmul(m->dev, s->kv, s->latent, weights_matrix(m->weights, ROLE_KV_B, l).w, NULL,
                    &expand);
-    m->ops->latent_expand(m->dev, s->qkv, tape->latent.q, s->kv, tape->latent.keys, &shape);
+    m->ops->latent_expand(m->dev, s->qkv, tape->latent.q, s->kv, tape->latent.keys, &shape, false);
     pad_rows(m, s->out, attn.head_dim, tape->attn, shape.value, heads);
     pad_rows(m, s->dout, attn.head_dim, b->dattn, shape.value, heads);
-    m->ops->attn_packed_back(m->dev, b->dqkv, s->dout, s->out, tape->lse, s->qkv, batch, &attn);
-    m->ops->latent_expand_back(m->dev, s->dout, s->kv, s->dkeys, b->dqkv, &shape);
+    m->ops->attn_back(m->dev, b->dqkv, s->dout, s->out, tape->lse, s->qkv, batch, &attn);
+    m->ops->latent_expand(m->dev, b->dqkv, s->dout, s->kv, s->dkeys, &shape, true);
     model_latent_rotate(m, l, (char *)s->dout + (size_t)shape.nope * e, shape.n_heads, dim, batch,
                         -1.0f);
     model_latent_rotate(m, l, (char *)s->dkeys + (size_t)shape.rank * e, 1, width, batch, -1.0f);

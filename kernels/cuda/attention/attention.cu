@@ -20,28 +20,77 @@
 #define MAX_DIMS  16  // dimensions of a lane: head_dim, or of latent attention latent, <= 512
 #define WIDE_HEAD 256 // the gradient of wider heads has blocks of half as many rows
 
-// One head of 32 or so rows into a tile with an odd stride, so that lanes on different rows hit
-// different banks.
-template <typename T, typename F>
-INLINE void load_tile(float *tile, int dims, F row_of, int rows = KEYS)
+// Rows of a head into a tile with an odd stride, so that lanes on different rows hit different
+// banks. number(r, d): that of row r and dimension d.
+template <typename F> INLINE void load_tile(float *tile, int rows, int dims, F number)
 {
     for (int i = threadIdx.x; i < rows * dims; i += blockDim.x) {
         int r = i / dims, d = i % dims;
-        const T *row = row_of(r);
-        tile[r * (dims + 1) + d] = row ? to_f32(row[d]) : 0.f;
+        tile[r * (dims + 1) + d] = number(r, d);
     }
 }
 
-// The same of a pool in e4m3; slot_of(r), -1: zeros.
-template <typename T, typename F>
-INLINE void load_codes(float *tile, const attn_args<T> &a, int kv_head, int value, F slot_of)
+// Packed rows' queries into one tile, and their gradients, where there are such, into another.
+template <typename T>
+INLINE void load_queries(float *queries, float *grads, const attn_args<T> &a, const packed_rows &p,
+                         const T *dout, int rows)
 {
-    for (int i = threadIdx.x; i < KEYS * a.head_dim; i += WARPS * 32) {
-        const int r = i / a.head_dim, d = i % a.head_dim, slot = slot_of(r);
-        tile[r * (a.head_dim + 1) + d] =
-            slot < 0 ? 0.f
-                     : f32_from_e4m3(codes_of(a, slot, kv_head, value)[e4m3_place(d, a.head_dim)]) *
-                           e4m3_factor(scale_of(a, slot, kv_head, value));
+    load_tile(queries, rows, a.head_dim, [&](int r, int d) {
+        return p.in(r) ? to_f32(a.q[query_at(a, place_of(a, p, r)) + d]) : 0.f;
+    });
+    if (!dout) return;
+    load_tile(grads, rows, a.head_dim, [&](int r, int d) {
+        return p.in(r) ? to_f32(dout[index_of(a, place_of(a, p, r)) * a.head_dim + d]) : 0.f;
+    });
+}
+
+// Keys, and where they are not the same their values, of the rows (of a pool: slots) that row_of(r)
+// gives, -1: zeros.
+template <typename T, typename F>
+INLINE void load_keys(float *keys, float *values, const attn_args<T> &a, int kv_head, int rows,
+                      F row_of)
+{
+    auto load = [&](float *tile, int value) {
+        const T *head = (value ? a.v : a.k) + (int64_t)kv_head * a.head_dim;
+        load_tile(tile, rows, a.head_dim, [&](int r, int d) {
+            const int64_t row = row_of(r);
+            if (row < 0) return 0.f;
+            if (!a.scales) return to_f32(head[row * a.kv_stride + d]);
+            const uint8_t *codes = codes_of(a, (int)row, kv_head, value);
+            return f32_from_e4m3(codes[e4m3_place(d, a.head_dim)]) *
+                   e4m3_factor(scale_of(a, (int)row, kv_head, value));
+        });
+    };
+    load(keys, 0);
+    if (values != keys) load(values, 1);
+}
+
+// dots[i] += row i of the warp's in one tile times the lane's row of another.
+INLINE void add_dots(float (&dots)[ROWS], const float *kept, const float *others, int dims)
+{
+    kept += threadIdx.x / 32 * ROWS * (dims + 1);
+    others += threadIdx.x % 32 * (dims + 1);
+    for (int d = 0; d < dims; d++) {
+        const float x = others[d];
+        unrolled<ROWS>([&](int i) { dots[i] = __fmaf_rn(kept[i * (dims + 1) + d], x, dots[i]); });
+    }
+}
+
+// sum[i] += the lane's dimensions of a tile's first n rows, row j with the weight w[i] of lane j.
+template <int DIMS>
+INLINE void add_rows(float (&sum)[ROWS][DIMS], const float (&w)[ROWS], const float *tile,
+                     int stride, int dims, int n)
+{
+    for (int j = 0; j < n; j++) {
+        float w_j[ROWS];
+        unrolled<ROWS>([&](int i) { w_j[i] = __shfl_sync(~0u, w[i], j); });
+#pragma unroll
+        for (int k = 0; k < DIMS; k++) {
+            const int d = k * 32 + threadIdx.x % 32;
+            if (k * 32 >= dims) break;
+            const float x = d < dims ? tile[j * stride + d] : 0.f;
+            unrolled<ROWS>([&](int i) { sum[i][k] = __fmaf_rn(w_j[i], x, sum[i][k]); });
+        }
     }
 }
 
@@ -58,9 +107,7 @@ template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kern
     row_tile t;
     if (!row_tile_of<TILE>(t, a, blockIdx.z, blockIdx.y, blockIdx.x)) return;
     const packed_rows &rows = t.rows;
-    load_tile<T>(queries, dims, [&](int r) -> const T * {
-        return rows.in(r) ? a.q + query_at(a, place_of(a, rows, r)) : NULL;
-    });
+    load_queries<T>(queries, NULL, a, rows, NULL, TILE);
     int position[ROWS];
     float top[ROWS], sum[ROWS], out[ROWS][MAX_DIMS] = {};
 #pragma unroll
@@ -71,29 +118,13 @@ template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kern
         sum[i] = 0;
     }
     for (int tile = t.low / KEYS * KEYS; tile <= t.highest; tile += KEYS) {
-        auto row_of = [&](int r, const T *from) -> const T * {
-            if (tile + r > t.highest) return NULL;
-            return from + any_key_row(a, t.s, tile + r) * a.kv_stride + (int64_t)t.kv_head * dims;
-        };
         __syncthreads();
-        if (a.scales) {
-            auto slot_of = [&](int r) {
-                return tile + r > t.highest ? -1 : (int)key_row<true>(a, t.s, tile + r);
-            };
-            load_codes(keys, a, t.kv_head, 0, slot_of);
-            if (!latent) load_codes(values, a, t.kv_head, 1, slot_of);
-        } else {
-            load_tile<T>(keys, dims, [&](int r) { return row_of(r, a.k); });
-            if (!latent) load_tile<T>(values, dims, [&](int r) { return row_of(r, a.v); });
-        }
+        load_keys(keys, values, a, t.kv_head, KEYS, [&](int r) -> int64_t {
+            return tile + r <= t.highest ? any_key_row(a, t.s, tile + r) : -1;
+        });
         __syncthreads();
         float p[ROWS] = {};
-        for (int d = 0; d < dims; d++) {
-            float k = keys[lane * stride + d];
-#pragma unroll
-            for (int i = 0; i < ROWS; i++)
-                p[i] = __fmaf_rn(queries[(warp * ROWS + i) * stride + d], k, p[i]);
-        }
+        add_dots(p, queries, keys, dims);
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             float score = visible(a, position[i], tile + lane) ? score_log2(a, p[i]) : -INFINITY;
@@ -105,20 +136,7 @@ template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kern
 #pragma unroll
             for (int k = 0; k < MAX_DIMS; k++) out[i][k] *= factor;
         }
-        int n = min(KEYS, t.highest - tile + 1);
-        for (int j = 0; j < n; j++) {
-            float w[ROWS];
-#pragma unroll
-            for (int i = 0; i < ROWS; i++) w[i] = __shfl_sync(~0u, p[i], j);
-#pragma unroll
-            for (int k = 0; k < MAX_DIMS; k++) {
-                if (k * 32 >= value_dims) break;
-                int d = k * 32 + lane;
-                float v = d < value_dims ? values[j * stride + d] : 0.f;
-#pragma unroll
-                for (int i = 0; i < ROWS; i++) out[i][k] = __fmaf_rn(w[i], v, out[i][k]);
-            }
-        }
+        add_rows(out, p, values, stride, value_dims, min(KEYS, t.highest - tile + 1));
     }
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
@@ -138,7 +156,7 @@ template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kern
 
 static void plain(struct device *dev, const attn_call &c)
 {
-    with_type(c.dt, [&](auto t) {
+    with_type(c.shape->dt, [&](auto t) {
         using T = decltype(t);
         const attn_args<T> a = attn_args_of<T>(c);
         dim3 grid(ceil_div((int64_t)c.batch->max_query * a.group, TILE), a.n_kv_heads, a.n_seqs);
@@ -148,44 +166,36 @@ static void plain(struct device *dev, const attn_call &c)
     });
 }
 
-// Whether a block has the shared memory of a tile of queries, one of keys and, but of latent
-// attention, one of values.
-static bool tiles_fit(struct device *dev, const struct attn_shape *s)
+// Whether there is such a shape, and a block of the plain kernel has the shared memory of a tile of
+// queries, one of keys and, but of latent attention, one of values.
+static bool shape_fits(struct device *dev, const struct attn_shape *s,
+                       const struct batch_view *batch)
 {
     const int values = attn_value_dim(s), tiles = TILE + (s->latent > 0 ? 1 : 2) * KEYS;
     const size_t bytes = (size_t)tiles * (s->head_dim + 1) * sizeof(float);
     const size_t most = cuda_use(dev)->max_shared;
-    if (values <= 32 * MAX_DIMS && bytes <= most) return true;
-    device_fail(dev,
-                "attention: keys of %d entries and values of %d take %zu bytes of shared memory: "
-                "values go up to %d, and a block of this GPU has %zu bytes",
-                s->head_dim, values, bytes, 32 * MAX_DIMS, most);
-    return false;
-}
-
-static bool shape_fits(struct device *dev, const struct attn_shape *s,
-                       const struct batch_view *batch)
-{
-    if (s->head_dim >= 1 && s->n_heads % s->n_kv_heads == 0 &&
-        (s->latent == 0 || s->n_kv_heads == 1) && batch->n_seqs <= 65535)
-        return tiles_fit(dev, s);
-    device_fail(dev,
-                "attention: %d query heads, %d kv heads of %d, %d sequences: query heads are a "
-                "multiple of kv heads, sequences go up to 65535",
-                s->n_heads, s->n_kv_heads, s->head_dim, batch->n_seqs);
+    if (s->head_dim < 1 || s->n_heads % s->n_kv_heads || (s->latent > 0 && s->n_kv_heads != 1) ||
+        batch->n_seqs > 65535)
+        device_fail(dev,
+                    "attention: %d query heads, %d kv heads of %d, %d sequences: query heads are "
+                    "a multiple of kv heads, sequences go up to 65535",
+                    s->n_heads, s->n_kv_heads, s->head_dim, batch->n_seqs);
+    else if (values > 32 * MAX_DIMS || bytes > most)
+        device_fail(dev,
+                    "attention: keys of %d entries and values of %d take %zu bytes of shared "
+                    "memory: values go up to %d, and a block of this GPU has %zu bytes",
+                    s->head_dim, values, bytes, 32 * MAX_DIMS, most);
+    else
+        return true;
     return false;
 }
 
 // ---- variants of the forward pass ---------------------------------------------------------------
 
-static bool has_many(const attn_call &c)
-{
-    return c.batch->max_query * (c.shape->n_heads / c.shape->n_kv_heads) > FEW_ROWS;
-}
-
 static bool few_takes(struct device *dev, const attn_call &c)
 {
-    return !has_many(c) && attn_mma_takes(dev, c);
+    const int rows = c.batch->max_query * (c.shape->n_heads / c.shape->n_kv_heads);
+    return c.kv && rows <= FEW_ROWS && attn_mma_takes(dev, c);
 }
 
 static bool few_tma_takes(struct device *dev, const attn_call &c)
@@ -193,17 +203,11 @@ static bool few_tma_takes(struct device *dev, const attn_call &c)
     return few_takes(dev, c) && attn_few_tma_takes(dev, c);
 }
 
-// Keys and values of some sequences in bf16, each one's in a block of its own; table: their
-// numbers.
-struct wide_pool {
-    bf16 *half[KV_SCALES];
-    int32_t *table;
-    int length; // tokens of a block
-};
-
-// Block (., y, z): head y / values, keys or values, of sequence z. A thread has 16 columns.
+// Block (., y, z): head y / values, keys or values, of sequence z, into the block z of a pool in
+// bf16, whose table this writes. A thread has 16 columns.
 __global__ void __launch_bounds__(WARPS * 32)
-    widen_contexts_kernel(attn_args<bf16> a, wide_pool to, int values, int few)
+    widen_contexts_kernel(attn_args<bf16> a, attn_args<bf16> to, int32_t *table, int values,
+                          int few)
 {
     grid_begin();
     const int s = blockIdx.z, head = blockIdx.y / values, value = blockIdx.y % values;
@@ -211,7 +215,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     // of a tile that a row sees a part of, all keys: 0 times what lies there may be anything
     const int first = a.window > 0 ? max(0, end - rows - a.window) / 64 * 64 : 0;
     const int sets = (a.head_dim + 15) / 16, n = (end - first) * sets;
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) to.table[s] = s;
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) table[s] = s;
     if (rows * a.group <= few) return;
     for (int i = blockIdx.x * WARPS * 32 + threadIdx.x; i < n; i += gridDim.x * WARPS * 32) {
         const int key = first + i / sets, d = i % sets * 16;
@@ -219,8 +223,8 @@ __global__ void __launch_bounds__(WARPS * 32)
         uint4 lower, upper;
         widen_row(sixteen_codes(a, slot, head, value, d), scale_of(a, slot, head, value), lower,
                   upper);
-        bf16 *at = to.half[value] + ((int64_t)s * to.length + key) * a.n_kv_heads * a.head_dim +
-                   head * a.head_dim + d;
+        bf16 *at = (bf16 *)(value ? to.v : to.k) +
+                   ((int64_t)s * to.block_size + key) * to.kv_stride + head * a.head_dim + d;
         *(uint4 *)at = lower;
         if (d + 8 < a.head_dim) *(uint4 *)(at + 8) = upper;
     }
@@ -228,102 +232,69 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 #define MAX_WIDE_BYTES ((int64_t)256 << 20) // sequences take turns; one alone has what it takes
 
-void attn_widened(struct device *dev, const attn_call &c, int few,
-                  void (*many)(struct device *, const attn_call &))
+void attn_widened(struct device *dev, const attn_args<bf16> &a, int few, attn_many *many)
 {
-    const attn_args<bf16> a = attn_args_of<bf16>(c);
-    const int values = a.latent > 0 ? 1 : 2, length = (c.batch->max_context + 63) / 64 * 64;
+    const int values = a.latent > 0 ? 1 : 2, length = (a.max_context + 63) / 64 * 64;
     const int64_t half = (int64_t)length * a.n_kv_heads * a.head_dim; // elements of a sequence
     const int64_t each = values * half * (int64_t)sizeof(bf16);
     const int turn = (int)std::min<int64_t>(a.n_seqs, std::max<int64_t>(1, MAX_WIDE_BYTES / each));
-    wide_pool pool = {};
-    pool.length = length;
-    pool.half[0] = (bf16 *)cuda_workspace(dev, turn * (each + (int64_t)sizeof(int32_t)));
-    if (!pool.half[0]) return;
-    pool.half[1] = values > 1 ? pool.half[0] + turn * half : NULL;
-    pool.table = (int32_t *)((char *)pool.half[0] + turn * each);
-    const struct kv_layer layer = {0, a.n_kv_heads * a.head_dim, 0, 0};
+    bf16 *pool = (bf16 *)cuda_workspace(dev, turn * (each + (int64_t)sizeof(int32_t)));
+    if (!pool) return;
+    int32_t *table = (int32_t *)(pool + turn * values * half);
     for (int s = 0; s < a.n_seqs; s += turn) {
         const int n = std::min(turn, a.n_seqs - s);
+        const attn_args<bf16> from = attn_args_part(a, s, n);
+        attn_args<bf16> to = from;
+        to.k = pool;
+        to.v = pool + (values - 1) * turn * half;
+        to.kv_stride = a.n_kv_heads * a.head_dim;
+        to.scales = NULL;
+        to.block_table = table;
+        to.table_stride = 1;
+        to.block_size = length;
+        to.block_shift = shift_of(length);
         cuda_launch(dev, "keys and values of e4m3", widen_contexts_kernel,
-                    dim3(std::min(length / 8, 128), a.n_kv_heads * values, n), WARPS * 32, 0,
-                    attn_args_part(a, s, n), pool, values, few);
-        struct batch_view batch = *c.batch;
-        batch.n_seqs = n;
-        batch.query_start += s;
-        batch.context_len += s;
-        batch.stored += s;
-        batch.block_table = pool.table;
-        batch.table_stride = 1;
-        struct kv_view kv = {};
-        kv.k = pool.half[0];
-        kv.v = pool.half[1];
-        kv.layers = &layer;
-        kv.n_blocks = n;
-        kv.block_size = length;
-        kv.dt = DT_BF16;
-        attn_call part = c;
-        part.batch = &batch;
-        part.kv = &kv;
-        part.layer = 0;
-        many(dev, part);
+                    dim3(std::min(length / 8, 128), a.n_kv_heads * values, n), WARPS * 32, 0, from,
+                    to, table, values, few);
+        many(dev, to);
     }
 }
 
 // What `many` leaves of a paged batch, then that.
-template <void (*MANY)(struct device *, const attn_call &)>
-static void mixed(struct device *dev, const attn_call &c)
+template <attn_many *MANY> static void many(struct device *dev, const attn_call &c)
 {
-    if (c.batch->n_seqs > 1) (attn_few_tma_takes(dev, c) ? attn_few_tma : attn_few)(dev, c);
-    if (c.kv->dt == DT_E4M3)
-        attn_widened(dev, c, FEW_ROWS, MANY);
+    const attn_args<bf16> a = attn_args_of<bf16>(c);
+    if (c.kv && a.n_seqs > 1) (attn_few_tma_takes(dev, c) ? attn_few_tma : attn_few)(dev, c);
+    if (a.scales)
+        attn_widened(dev, a, FEW_ROWS, MANY);
     else
-        MANY(dev, c);
+        MANY(dev, a);
 }
 
-#define LATENT_WGMMA                                                                               \
-    variant<attn_call, attn_latent_takes, attn_latent>(                                            \
-        "latent_wgmma", "latent attention in bf16 on 9.0: keys up to 576, values up to 512, "      \
-                        "multiples of 8")
-#define PLAIN                                                                                      \
-    variant<attn_call, otherwise, plain>("plain", "all else: f32, odd heads, latent on 8.x")
 static const char for_wgmma[] = "bf16 on 9.0, heads up to 256, a multiple of 8";
 static const char for_mma[] = "bf16, heads up to 256, a multiple of 8";
 
-static const op_variant paged_rows[] = {
-    LATENT_WGMMA,
+static const op_variant forward_rows[] = {
+    variant<attn_call, attn_latent_takes, attn_latent>(
+        "latent_wgmma", "latent attention in bf16 on 9.0: keys up to 576, values up to 512, "
+                        "multiples of 8"),
     variant<attn_call, few_tma_takes, attn_few_tma>(
         "few_tma", "as few, on 9.0: heads of 64 or 128, blocks of 16 tokens or a multiple, a power "
                    "of 2; sequences times kv heads above half the SMs, or contexts long"),
-    variant<attn_call, few_takes, attn_few>("few", "bf16, heads up to 256, a multiple of 8; no "
-                                                   "sequence has more than 64 packed rows"),
-    variant<attn_call, attn_wgmma_takes, mixed<attn_wgmma>>("wgmma", for_wgmma),
-    variant<attn_call, attn_mma_takes, mixed<attn_mma>>("mma", for_mma),
-    PLAIN,
+    variant<attn_call, few_takes, attn_few>("few", "a pool, bf16, heads up to 256, a multiple of "
+                                                   "8; no sequence has more than 64 packed rows"),
+    variant<attn_call, attn_wgmma_takes, many<attn_wgmma>>("wgmma", for_wgmma),
+    variant<attn_call, attn_mma_takes, many<attn_mma>>("mma", for_mma),
+    variant<attn_call, otherwise, plain>("plain", "all else: f32, odd heads, latent on 8.x"),
 };
-static const op_variant packed_rows_[] = {
-    LATENT_WGMMA,
-    variant<attn_call, attn_wgmma_takes, attn_wgmma>("wgmma", for_wgmma),
-    variant<attn_call, attn_mma_takes, attn_mma>("mma", for_mma),
-    PLAIN,
-};
-const struct op_variants attn_paged_variants = {OP_attn_paged, 6, paged_rows};
-const struct op_variants attn_packed_variants = {OP_attn_packed, 4, packed_rows_};
+const struct op_variants attn_variants = {OP_attn, 6, forward_rows};
 
-void cuda_attn_paged(struct device *dev, void *out, const void *qkv, const struct kv_view *kv,
-                     int layer, const struct batch_view *batch, const struct attn_shape *shape)
+void cuda_attn(struct device *dev, void *out, float *lse, const void *qkv, const struct kv_view *kv,
+               int layer, const struct batch_view *batch, const struct attn_shape *shape)
 {
     if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
-    const attn_call call = {shape->dt, batch, shape, qkv, out, NULL, kv, layer};
-    op_take_variant(dev, &attn_paged_variants, &call);
-}
-
-void cuda_attn_packed(struct device *dev, void *out, float *lse, const void *qkv,
-                      const struct batch_view *batch, const struct attn_shape *shape)
-{
-    if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
-    const attn_call call = {shape->dt, batch, shape, qkv, out, lse};
-    op_take_variant(dev, &attn_packed_variants, &call);
+    const attn_call call = {batch, shape, qkv, out, lse, kv, layer};
+    op_take_variant(dev, &attn_variants, &call);
 }
 
 // ---- gradient ----------------------------------------------------------------------------------
@@ -348,67 +319,6 @@ __global__ void delta_kernel(float *delta, const T *dout, const T *out, int64_t 
     }
     sum = lanes_sum(sum);
     if (threadIdx.x % 32 == 0) delta[i] = sum;
-}
-
-// What a packed row's scores and their gradients take of it; one that is not there sees nothing.
-struct row_info {
-    float lse, inner;  // log2 units; dout . out
-    int row, position; // of the batch; in its context
-};
-
-template <typename T>
-INLINE row_info info_of(const attn_args<T> &a, const packed_rows &p, int r, const float *delta)
-{
-    if (!p.in(r)) return {0, 0, -1, -1};
-    const place at = place_of(a, p, r);
-    const int64_t i = index_of(a, at);
-    return {a.lse[i] * LOG2E, delta[i], at.row, row_position<false>(a, a.seq_of[at.row], at.row)};
-}
-
-// Of the batch's keys, those that a row sees are the ones before it and below `end`.
-struct key_info {
-    int row, end, position;
-};
-
-template <typename T> INLINE key_info info_of(const attn_args<T> &a, int row)
-{
-    if (row >= a.n_tokens) return {row, 0, 0};
-    const int s = a.seq_of[row];
-    return {row, a.attend_end[s], row_position<false>(a, s, row)};
-}
-
-// Queries, with their gradients, into two tiles; and keys, with their values, of the rows that
-// row_of(r) gives, -1: none.
-template <typename T>
-INLINE void load_queries(float *queries, float *grads, const attn_args<T> &a, const packed_rows &p,
-                         const T *dout, int rows)
-{
-    load_tile<T>(
-        queries, a.head_dim,
-        [&](int r) -> const T * { return p.in(r) ? a.q + query_at(a, place_of(a, p, r)) : NULL; },
-        rows);
-    load_tile<T>(
-        grads, a.head_dim,
-        [&](int r) -> const T * {
-            return p.in(r) ? dout + index_of(a, place_of(a, p, r)) * a.head_dim : NULL;
-        },
-        rows);
-}
-template <typename T, typename F>
-INLINE void load_keys(float *keys, float *values, const attn_args<T> &a, int kv_head, int rows,
-                      F row_of)
-{
-    auto load = [&](float *tile, const T *from) {
-        load_tile<T>(
-            tile, a.head_dim,
-            [&](int r) -> const T * {
-                const int64_t row = row_of(r);
-                return row >= 0 ? from + row * a.kv_stride + (int64_t)kv_head * a.head_dim : NULL;
-            },
-            rows);
-    };
-    load(keys, a.k);
-    load(values, a.v);
 }
 
 /* A block of N warps keeps 4 N rows and walks others, 32 at a time. Its packed rows of sequence z
@@ -466,46 +376,21 @@ __global__ void __launch_bounds__(N * 32)
         }
         __syncthreads();
         float w[ROWS] = {}, ds[ROWS] = {};
-        for (int d = 0; d < dims; d++) {
-            const float x = others[lane * stride + d], y = others_too[lane * stride + d];
-#pragma unroll
-            for (int i = 0; i < ROWS; i++) {
-                w[i] += kept[(warp * ROWS + i) * stride + d] * x;
-                ds[i] += kept_too[(warp * ROWS + i) * stride + d] * y;
-            }
-        }
+        add_dots(w, kept, others, dims);
+        add_dots(ds, kept_too, others_too, dims);
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             const row_info &row = rows[OF_KEYS ? 0 : i];
             const key_info &key = keys[i];
-            const bool seen = OF_KEYS ? key.row <= row.row && row.row < key.end &&
-                                            visible(a, row.position, key.position)
-                                      : visible(a, row.position, tile + lane);
+            const bool seen =
+                OF_KEYS ? visible(a, row, key) : visible(a, row.position, tile + lane);
             const float score = score_log2(a, w[i]);
             w[i] = seen ? exp2f(score - row.lse) : 0.f;
             ds[i] = seen ? w[i] * (ds[i] - row.inner) * a.scale * softcap_slope(a, score) : 0.f;
         }
         const int n = min(KEYS, end - tile);
-        for (int j = 0; j < n; j++) {
-            float ds_j[ROWS], w_j[ROWS];
-#pragma unroll
-            for (int i = 0; i < ROWS; i++) {
-                ds_j[i] = __shfl_sync(~0u, ds[i], j);
-                if (OF_KEYS) w_j[i] = __shfl_sync(~0u, w[i], j);
-            }
-#pragma unroll
-            for (int k = 0; k < DIMS; k++) {
-                const int d = k * 32 + lane;
-                if (k * 32 >= dims) break;
-                const float x = d < dims ? others[j * stride + d] : 0.f;
-                const float y = OF_KEYS && d < dims ? others_too[j * stride + d] : 0.f;
-#pragma unroll
-                for (int i = 0; i < ROWS; i++) {
-                    sum[i][k] += ds_j[i] * x;
-                    if (OF_KEYS) sum_too[i][k] += w_j[i] * y;
-                }
-            }
-        }
+        add_rows(sum, ds, others, stride, dims, n);
+        if (OF_KEYS) add_rows(sum_too, w, others_too, stride, dims, n);
     }
     p.base = base;
 #pragma unroll
@@ -559,7 +444,7 @@ template <int N, int DIMS> static void plain_back_of(struct device *dev, const a
     constexpr int KEPT = N * ROWS;
     const size_t tiles = 2 * (size_t)(KEPT + KEYS) * (c.shape->head_dim + 1) * sizeof(float);
     if (!shared_fits(dev, c.shape, tiles)) return;
-    with_type(c.dt, [&](auto t) {
+    with_type(c.shape->dt, [&](auto t) {
         using T = decltype(t);
         const attn_args<T> a = attn_args_of<T>(c);
         auto launch = [&](auto kernel, dim3 grid) {
@@ -586,15 +471,15 @@ static const op_variant back_rows[] = {
     variant<attn_call, attn_mma_back_takes, attn_mma_back>("mma", for_mma),
     variant<attn_call, otherwise, plain_back>("plain", "all else: f32, odd heads"),
 };
-const struct op_variants attn_packed_back_variants = {OP_attn_packed_back, 3, back_rows};
+const struct op_variants attn_back_variants = {OP_attn_back, 3, back_rows};
 
-void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, const void *out,
-                           const float *lse, const void *qkv, const struct batch_view *batch,
-                           const struct attn_shape *shape)
+void cuda_attn_back(struct device *dev, void *dqkv, const void *dout, const void *out,
+                    const float *lse, const void *qkv, const struct batch_view *batch,
+                    const struct attn_shape *shape)
 {
     if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
     const int64_t n = (int64_t)batch->n_tokens * shape->n_heads, delta_floats = (n + 63) / 64 * 64;
-    attn_call call = {shape->dt, batch, shape, qkv, NULL, const_cast<float *>(lse)};
+    attn_call call = {batch, shape, qkv, NULL, const_cast<float *>(lse)};
     call.dqkv = dqkv;
     call.dout = dout;
     if (shape->dt == DT_BF16) call.n_parts = attn_parts(dev, batch->n_tokens, shape->n_kv_heads);
@@ -609,7 +494,7 @@ void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, con
         cuda_launch(dev, "attention gradient", in_fours ? delta_kernel<T, 4> : delta_kernel<T, 1>,
                     ceil_div(n, WARPS), WARPS * 32, 0, call.delta, dout, out, n, shape->head_dim);
     });
-    op_take_variant(dev, &attn_packed_back_variants, &call);
+    op_take_variant(dev, &attn_back_variants, &call);
 }
 
 // ---- gradient of the sinks ---------------------------------------------------------------------

@@ -15,23 +15,18 @@
 #define LOG2E 1.4426950408889634f
 #define LN2   0.6931471805599453f
 
-template <typename T> struct attn_args {
+// What the kernels take: the shape and the batch as they were given (ops.h, batch_view.h), and
+// where things lie.
+template <typename T> struct attn_args : attn_shape, batch_view {
     const T *q, *k, *v; // first query, key and value of row 0, head 0
     int64_t q_stride;   // elements between rows of q
     int64_t kv_stride;  // elements between keys
     T *out;             // (T, n_heads, attn_value_dim())
     float *lse;         // (T, n_heads) or NULL
-    int n_heads, n_kv_heads, group, head_dim, window;
-    int latent; // see attn_shape, as of the next two
-    bool early;
-    const T *sinks; // (n_heads) or NULL
-    float scale, softcap;
-    int n_seqs, n_tokens;
-    const int32_t *query_start, *positions, *context_len, *stored, *block_table;
-    const int32_t *parent, *first_position, *attend_end, *seq_of;
-    // block_size: 0 of a packed batch; block_shift: log2 of the size, or -1
-    int table_stride, block_size, block_shift;
+    int group;
     uint32_t group_inverse; // ceil(2^32 / group), 0 for a group of 1
+    // block_size: 0 of a packed batch; block_shift: log2 of the size, or -1
+    int block_size, block_shift;
     // Of a pool in e4m3, else NULL: codes of head 0, kv_stride apart, and the layer's scales.
     const uint8_t *k_codes, *v_codes;
     const int8_t *scales;
@@ -44,9 +39,8 @@ template <typename T> INLINE int by_group(const attn_args<T> &a, int x)
     return a.group_inverse ? (int)__umulhi((uint32_t)x, a.group_inverse) : x;
 }
 
-// A call of attn_paged, of attn_packed or, with dqkv, of its gradient.
+// A call of attn or, with dqkv, of its gradient.
 struct attn_call {
-    enum dtype dt;
     const struct batch_view *batch;
     const struct attn_shape *shape;
     const void *qkv;
@@ -61,41 +55,25 @@ struct attn_call {
     int n_parts = 0;
 };
 
+// log2 of a power of two; -1 of other numbers.
+static inline int shift_of(int n)
+{
+    return (n & (n - 1)) == 0 ? __builtin_ctz(n) : -1;
+}
+
 template <typename T> static attn_args<T> attn_args_of(const attn_call &c)
 {
-    const struct batch_view *batch = c.batch;
-    const struct attn_shape *s = c.shape;
     attn_args<T> a = {};
+    static_cast<attn_shape &>(a) = *c.shape;
+    static_cast<batch_view &>(a) = *c.batch;
     a.q = (const T *)c.qkv;
-    a.q_stride = attn_row_width(s);
-    a.k = a.q + (int64_t)s->n_heads * s->head_dim;
-    a.v = s->latent > 0 ? a.k : a.k + (int64_t)s->n_kv_heads * s->head_dim;
-    a.kv_stride = a.q_stride;
+    a.q_stride = a.kv_stride = attn_row_width(c.shape);
+    a.k = a.q + (int64_t)a.n_heads * a.head_dim;
+    a.v = a.latent > 0 ? a.k : a.k + (int64_t)a.n_kv_heads * a.head_dim;
     a.out = (T *)c.out;
     a.lse = c.lse;
-    a.n_heads = s->n_heads;
-    a.n_kv_heads = s->n_kv_heads;
-    a.group = s->n_heads / s->n_kv_heads;
+    a.group = a.n_heads / a.n_kv_heads;
     a.group_inverse = a.group > 1 ? (uint32_t)(((1ull << 32) + a.group - 1) / a.group) : 0;
-    a.head_dim = s->head_dim;
-    a.window = s->window;
-    a.latent = s->latent;
-    a.early = s->early;
-    a.sinks = (const T *)s->sinks;
-    a.scale = s->scale;
-    a.softcap = s->softcap;
-    a.n_seqs = batch->n_seqs;
-    a.n_tokens = batch->n_tokens;
-    a.query_start = batch->query_start;
-    a.positions = batch->positions;
-    a.context_len = batch->context_len;
-    a.stored = batch->stored;
-    a.block_table = batch->block_table;
-    a.table_stride = batch->table_stride;
-    a.parent = batch->parent;
-    a.first_position = batch->first_position;
-    a.attend_end = batch->attend_end;
-    a.seq_of = batch->seq_of;
     if (!c.kv) return a;
     const struct kv_layer &layer = c.kv->layers[c.layer];
     const void *v = a.latent > 0 ? c.kv->k : c.kv->v;
@@ -103,16 +81,14 @@ template <typename T> static attn_args<T> attn_args_of(const attn_call &c)
     a.v = (const T *)v + layer.offset;
     a.kv_stride = layer.width;
     a.block_size = c.kv->block_size;
-    if (c.kv->dt == DT_E4M3) {
-        a.k = a.v = NULL;
-        a.k_codes = (const uint8_t *)c.kv->k + layer.offset;
-        a.v_codes = (const uint8_t *)v + layer.offset;
-        a.scales = c.kv->scales + layer.scales;
-        a.in_sixteens = a.head_dim % 16 == 0 && a.block_size % 16 == 0 &&
-                        aligned(16, {a.k_codes, a.v_codes, a.scales}, {a.kv_stride});
-    }
-    a.block_shift =
-        (c.kv->block_size & (c.kv->block_size - 1)) == 0 ? __builtin_ctz(c.kv->block_size) : -1;
+    a.block_shift = shift_of(a.block_size);
+    if (c.kv->dt != DT_E4M3) return a;
+    a.k = a.v = NULL;
+    a.k_codes = (const uint8_t *)c.kv->k + layer.offset;
+    a.v_codes = (const uint8_t *)v + layer.offset;
+    a.scales = c.kv->scales + layer.scales;
+    a.in_sixteens = a.head_dim % 16 == 0 && a.block_size % 16 == 0 &&
+                    aligned(16, {a.k_codes, a.v_codes, a.scales}, {a.kv_stride});
     return a;
 }
 
@@ -296,7 +272,7 @@ INLINE float exp2_fast(float x)
 template <typename T> INLINE float with_sink(const attn_args<T> &a, int head, float top, float sum)
 {
     if (!a.sinks || top == -INFINITY) return sum;
-    return __fadd_rn(sum, exp2_fast(__fmaf_rn(to_f32(a.sinks[head]), LOG2E, -top)));
+    return __fadd_rn(sum, exp2_fast(__fmaf_rn(to_f32(((const T *)a.sinks)[head]), LOG2E, -top)));
 }
 
 // The packed rows of a tile of a sequence: base .. of n.
@@ -353,6 +329,43 @@ INLINE bool row_tile_of(row_tile &ret, const attn_args<T> &a, int s, int kv_head
     return true;
 }
 
+// ---- gradient ----------------------------------------------------------------------------------
+
+// What a packed row's scores and their gradients take of it; one that is not there sees nothing.
+struct row_info {
+    float lse, inner;  // log2 units; dout . out
+    int row, position; // of the batch; in its context
+};
+
+template <typename T>
+INLINE row_info info_of(const attn_args<T> &a, const packed_rows &p, int r, const float *delta)
+{
+    if (!p.in(r)) return {0, 0, -1, -1};
+    const place at = place_of(a, p, r);
+    const int64_t i = index_of(a, at);
+    return {a.lse[i] * LOG2E, delta[i], at.row, row_position<false>(a, a.seq_of[at.row], at.row)};
+}
+
+// Of the batch's keys, those that a row sees are the ones before it and below `end`.
+struct key_info {
+    int row, end, position;
+};
+
+template <typename T> INLINE key_info info_of(const attn_args<T> &a, int row)
+{
+    if (row >= a.n_tokens) return {row, 0, 0};
+    const int s = a.seq_of[row];
+    return {row, a.attend_end[s], row_position<false>(a, s, row)};
+}
+
+template <typename T>
+INLINE bool visible(const attn_args<T> &a, const row_info &row, const key_info &key)
+{
+    return key.row <= row.row && row.row < key.end && visible(a, row.position, key.position);
+}
+
+// ---- variants ----------------------------------------------------------------------------------
+
 /* bf16 whose heads are multiples of 8 goes to the tensor cores: attn_few.cu and attn_few_tma.cu
  * have the sequences of a paged batch with at most FEW_ROWS packed rows (decoding, verification),
  * attn_tensor.cu and attn_wgmma.cu the others and packed batches. All keep the order of
@@ -370,17 +383,19 @@ void attn_few(struct device *dev, const attn_call &call); // of a paged batch, w
 bool attn_few_tma_takes(struct device *dev, const attn_call &call); // attn_few_tma.cu
 void attn_few_tma(struct device *dev, const attn_call &c);          // likewise
 bool attn_mma_takes(struct device *dev, const attn_call &call);     // attn_tensor.cu
-void attn_mma(struct device *dev, const attn_call &call);           // paged: what attn_few leaves
 bool attn_mma_back_takes(struct device *dev, const attn_call &call);
 void attn_mma_back(struct device *dev, const attn_call &call);
 bool attn_wgmma_takes(struct device *dev, const attn_call &call); // attn_wgmma.cu
-void attn_wgmma(struct device *dev, const attn_call &call);       // likewise
-// The sequences of a paged batch in e4m3 with more than `few` packed rows: their keys and values
-// are widened as a whole, in scratch memory, and `many` gets calls that read those (attention.cu).
-void attn_widened(struct device *dev, const attn_call &call, int few,
-                  void (*many)(struct device *, const attn_call &));
 bool attn_wgmma_back_takes(struct device *dev, const attn_call &call);
 void attn_wgmma_back(struct device *dev, const attn_call &call);
+
+// Launches for sequences of many rows: of a packed batch all, of a paged one those that attn_few
+// leaves.
+typedef void attn_many(struct device *dev, const attn_args<__nv_bfloat16> &a);
+attn_many attn_mma, attn_wgmma;
+// The same for a batch whose pool is in e4m3: keys and values of its sequences with more than `few`
+// packed rows are widened as a whole, in scratch memory, which `many` reads (attention.cu).
+void attn_widened(struct device *dev, const attn_args<__nv_bfloat16> &a, int few, attn_many *many);
 
 // The gradient's dk and dv come in parts, f32, each of attn_part_rows() rows of n_kv_heads times 2
 // heads, whose width is rounded up to a multiple of 64.

@@ -35,8 +35,8 @@ static_assert(3 * (sizeof(block_memory<128>) + 1024) <= 228 * 1024, "three block
 
 // Starts copying rows from .. to - 1 of a chunk's keys or values; zeros where there is no key.
 template <int HD>
-__device__ __forceinline__ void copy_keys(bf16 *tile, const int32_t *key_rows, const bf16 *pool,
-                                          const attn_args<bf16> &a, int from, int to)
+INLINE void copy_keys(bf16 *tile, const int32_t *key_rows, const bf16 *pool,
+                      const attn_args<bf16> &a, int from, int to)
 {
     constexpr int UNITS = HD / 8, STEP = THREADS / UNITS;
     int u = threadIdx.x % UNITS;
@@ -50,17 +50,15 @@ __device__ __forceinline__ void copy_keys(bf16 *tile, const int32_t *key_rows, c
 
 // The same of a pool in e4m3, at once.
 template <int HD>
-__device__ __forceinline__ void widen_keys(bf16 *tile, const int32_t *key_rows,
-                                           const attn_args<bf16> &a, int kv_head, int value,
-                                           int from, int to)
+INLINE void widen_keys(bf16 *tile, const int32_t *key_rows, const attn_args<bf16> &a, int kv_head,
+                       int value, int from, int to)
 {
     widen_rows<HD, THREADS, 4>(
         a, kv_head, value, threadIdx.x, from, to, [&](int r) { return key_rows[r]; },
         [&](int r, int u, uint4 x) { *(uint4 *)unit_at<HD / 8>(tile, r, u) = x; });
 }
 
-template <int HD>
-__device__ __forceinline__ void copy_queries(bf16 *tile, const attn_args<bf16> &a, const task &w)
+template <int HD> INLINE void copy_queries(bf16 *tile, const attn_args<bf16> &a, const task &w)
 {
     constexpr int UNITS = HD / 8;
 #pragma unroll
@@ -75,8 +73,7 @@ __device__ __forceinline__ void copy_queries(bf16 *tile, const attn_args<bf16> &
 // ---- a chunk -----------------------------------------------------------------------------------
 
 // Dot products of the 16 rows and this warp's eight keys of each tile.
-template <int HD>
-__device__ __forceinline__ void multiply_keys(float (&dot)[TILES][4], block_memory<HD> &m, int n)
+template <int HD> INLINE void multiply_keys(float (&dot)[TILES][4], block_memory<HD> &m, int n)
 {
     constexpr int UNITS = HD / 8;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -100,8 +97,8 @@ __device__ __forceinline__ void multiply_keys(float (&dot)[TILES][4], block_memo
 
 // The soft cap, and -inf for keys that a row does not see; then the warp's largest of each row.
 template <int HD>
-__device__ __forceinline__ void mask(float (&dot)[TILES][4], block_memory<HD> &m,
-                                     const attn_args<bf16> &a, const task &w, const rows_seen &seen)
+INLINE void mask(float (&dot)[TILES][4], block_memory<HD> &m, const attn_args<bf16> &a,
+                 const task &w, const rows_seen &seen)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     to_scores<TILES * 8>(a, dot);
@@ -119,9 +116,8 @@ __device__ __forceinline__ void mask(float (&dot)[TILES][4], block_memory<HD> &m
 
 // From dot products to weights in shared memory.
 template <int HD>
-__device__ __forceinline__ void weigh(float (&shrink)[TILES][2], float (&top)[2],
-                                      const float (&dot)[TILES][4], block_memory<HD> &m,
-                                      float factor)
+INLINE void weigh(float (&shrink)[TILES][2], float (&top)[2], const float (&dot)[TILES][4],
+                  block_memory<HD> &m, float factor)
 {
     constexpr int UNITS = CHUNK_KEYS / 8;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -142,66 +138,38 @@ __device__ __forceinline__ void weigh(float (&shrink)[TILES][2], float (&top)[2]
         }
 }
 
-// Sets of 16 dimensions that a warp has; with heads of 64, four warps have none.
-template <int HD> constexpr int dim_sets = HD <= 128 ? 1 : HD / 128;
+// Dimensions that a warp has, from `columns` times its number on; with heads of 64, four warps have
+// none.
+template <int HD> constexpr int columns = HD <= 128 ? 16 : HD / WARPS;
 
 template <int HD>
-__device__ __forceinline__ void add_values(float (&out)[dim_sets<HD>][2][4], float (&sum)[4],
-                                           const float (&shrink)[TILES][2], block_memory<HD> &m,
-                                           bf16 *values, int n)
+INLINE void add_values(row_sums<columns<HD>> &r, const float (&shrink)[TILES][2],
+                       block_memory<HD> &m, bf16 *values, int n)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int first = threadIdx.x / 32 * columns<HD>, lane = threadIdx.x % 32;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
         if (tile * TILE_KEYS >= n) break;
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            sum[e] *= shrink[tile][e / 2];
-#pragma unroll
-            for (int i = 0; i < dim_sets<HD>; i++) {
-                out[i][0][e] *= shrink[tile][e / 2];
-                out[i][1][e] *= shrink[tile][e / 2];
-            }
-        }
+        shrink_sums(r, shrink[tile]);
 #pragma unroll
         for (int k = tile * TILE_KEYS; k < (tile + 1) * TILE_KEYS; k += 16) {
             uint32_t x[4];
             load_matrices(x, unit_at<CHUNK_KEYS / 8>(m.weights, lane % 16, k / 8 + lane / 16));
-            add_row_sums(sum, x);
+            add_row_sums(r.sum, x);
 #pragma unroll
-            for (int i = 0; i < dim_sets<HD>; i++) {
+            for (int d = 0; d < columns<HD>; d += 16) {
                 uint32_t y[4];
-                int d = i * WARPS + warp;
-                if (d * 16 >= HD) break;
-                load_matrices_transposed(y,
-                                         unit_at<HD / 8>(values, k + lane % 16, d * 2 + lane / 16));
-                mma(out[i][0], x, y[0], y[1]);
-                mma(out[i][1], x, y[2], y[3]);
+                if (first + d >= HD) break;
+                load_matrices_transposed(
+                    y, unit_at<HD / 8>(values, k + lane % 16, (first + d) / 8 + lane / 16));
+                mma(r.out[d / 8], x, y[0], y[1]);
+                mma(r.out[d / 8 + 1], x, y[2], y[3]);
             }
         }
     }
 }
 
 // ---- chunks ------------------------------------------------------------------------------------
-
-// Calls f(row, first of two dimensions, their sums) for each of a thread's.
-template <int HD, typename F>
-__device__ __forceinline__ void each_pair(const float (&out)[dim_sets<HD>][2][4], const task &w,
-                                          F f)
-{
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < dim_sets<HD>; i++) {
-        if ((i * WARPS + warp) * 16 >= HD) break;
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                if (w.rows.in(lane / 4 + h * 8))
-                    f(h, (i * WARPS + warp) * 16 + half * 8 + lane % 4 * 2, out[i][half][h * 2],
-                      out[i][half][h * 2 + 1]);
-    }
-}
 
 // What the blocks of a task with several chunks share. at: of each task (grid y, x) the parts of up
 // to gridDim.z chunks, part_rows rows each, which the last block joins.
@@ -212,36 +180,26 @@ struct chunk_parts {
 };
 
 template <int HD>
-__device__ __forceinline__ void
-finish(const float (&out)[dim_sets<HD>][2][4], const float (&sum)[4], const float (&top)[2],
-       block_memory<HD> &m, const attn_args<bf16> &a, const task &w, const chunk_parts &parts)
+INLINE void finish(row_sums<columns<HD>> &r, block_memory<HD> &m, const attn_args<bf16> &a,
+                   const task &w, const chunk_parts &parts)
 {
-    int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = warp * columns<HD>;
     if (w.n_chunks == 1) {
-        float inverse[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            inverse[h] = inverse_of(
-                with_sink(a, place_of(a, w.rows, lane / 4 + h * 8).head, top[h], sum[h * 2]));
-        each_pair<HD>(out, w, [&](int h, int d, float x, float y) {
-            place at = place_of(a, w.rows, lane / 4 + h * 8);
-            if (d < a.head_dim)
-                store_pair(a.out + index_of(a, at) * a.head_dim + d, finished(x, inverse[h]),
-                           finished(y, inverse[h]));
-        });
+        if (first < HD) store_result(r, a, w.rows, 0, first);
         return;
     }
     int task_at = blockIdx.y * gridDim.x + blockIdx.x;
     int64_t stride = (int64_t)parts.part_rows * part_width<HD>;
-    float *of_task = parts.at + task_at * gridDim.z * stride, *own = of_task + blockIdx.z * stride;
-    each_pair<HD>(out, w, [&](int h, int d, float x, float y) {
-        store_pair(own + (lane / 4 + h * 8) * part_width<HD> + d, x, y);
-    });
-    if (threadIdx.x < 32 && lane % 4 == 0)
+    float *of_task = parts.at + task_at * gridDim.z * stride;
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-            if (w.rows.in(lane / 4 + h * 8))
-                store_pair(own + (lane / 4 + h * 8) * part_width<HD> + HD, top[h], sum[h * 2]);
+    for (int h = 0; h < 2; h++) {
+        if (first >= HD || !w.rows.in(lane / 4 + h * 8)) continue;
+        float *to = of_task + blockIdx.z * stride + (lane / 4 + h * 8) * part_width<HD>;
+#pragma unroll
+        for (int i = 0; i < columns<HD> / 8; i++)
+            store_pair(to + first + i * 8 + lane % 4 * 2, r.out[i][h * 2], r.out[i][h * 2 + 1]);
+        if (warp == 0 && lane % 4 == 0) store_pair(to + HD, r.top[h], r.sum[h * 2]);
+    }
     if (last_block(&parts.tickets[task_at], w.n_chunks, m.key_rows))
         join_chunks<HD>(a, w, of_task, stride, threadIdx.x, THREADS);
 }
@@ -289,7 +247,9 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     if (at_once) copy(values, 1, old, n);
     copies_commit();
 
-    float dot[TILES][4] = {}, shrink[TILES][2], top[2] = {-INFINITY, -INFINITY};
+    float dot[TILES][4] = {}, shrink[TILES][2];
+    row_sums<columns<HD>> r;
+    clear(r);
     copies_wait<1>();
     __syncthreads();
     multiply_keys<HD>(dot, m, n);
@@ -297,20 +257,18 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     __syncthreads();
     if (!at_once) copy(values, 1, 0, n);
     copies_commit();
-    weigh<HD>(shrink, top, dot, m, score_factor(a));
+    weigh<HD>(shrink, r.top, dot, m, score_factor(a));
     copies_wait<0>();
     __syncthreads();
-    float out[dim_sets<HD>][2][4] = {}, sum[4] = {};
-    add_values<HD>(out, sum, shrink, m, values, n);
-    finish<HD>(out, sum, top, m, a, w, parts);
+    add_values<HD>(r, shrink, m, values, n);
+    finish<HD>(r, m, a, w, parts);
 }
 
-template <int HD>
-static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max_context)
+template <int HD> static void launch(struct device *dev, const attn_args<bf16> &a)
 {
     struct cuda_state *state = cuda_use(dev);
-    int rows = std::min(max_query * a.group, FEW_ROWS), row_tiles = ceil_div(rows, TASK_ROWS);
-    int chunks = attn_chunks(a, max_query, max_context), n_seqs = a.n_seqs;
+    int rows = std::min(a.max_query * a.group, FEW_ROWS), row_tiles = ceil_div(rows, TASK_ROWS);
+    int chunks = attn_chunks(a, a.max_query, a.max_context), n_seqs = a.n_seqs;
     chunk_parts parts = {NULL, state->tickets, std::min(rows, TASK_ROWS)};
     size_t keys = sizeof(bf16) * CHUNK_KEYS * HD, shared = sizeof(block_memory<HD>);
     // values wait for the keys' room where blocks on the same SM have work meanwhile
@@ -337,8 +295,5 @@ static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max
 void attn_few(struct device *dev, const attn_call &c)
 {
     const attn_args<bf16> a = attn_args_of<bf16>(c);
-    const auto launch_heads = a.head_dim <= 64    ? launch<64>
-                              : a.head_dim <= 128 ? launch<128>
-                                                  : launch<256>;
-    launch_heads(dev, a, c.batch->max_query, c.batch->max_context);
+    (a.head_dim <= 64 ? launch<64> : a.head_dim <= 128 ? launch<128> : launch<256>)(dev, a);
 }

@@ -56,31 +56,11 @@ INLINE bool take_chunk(work &w, const attn_args<bf16> &a, const latent_parts &pa
 INLINE void copy_latent_queries(copier &c, const attn_args<bf16> &a, const work &w)
 {
     const bf16 *q = a.q + first_column(a.head_dim);
-    copy_tiles<WIDTH, 1>(c.kept, a.head_dim, [&](int, int r, const bf16 *(&from)[2]) {
+    copy_kept<WIDTH, 1, 1>(c, a.head_dim, [&](int r, const bf16 *(&from)[2]) {
         bool in = w.p.in(r);
         from[0] = q + query_at(a, place_of(a, w.p, in ? r : 0));
         return in;
     });
-    c.kept_copied();
-}
-
-// A stage: 64 keys from position `tile` on.
-template <bool PAGED>
-INLINE void copy_latents(copier &c, const attn_args<bf16> &a, const work &w, int tile)
-{
-    const bf16 *k = a.k + first_column(a.head_dim);
-    int rows[ROWS_EACH];
-#pragma unroll
-    for (int i = 0; i < ROWS_EACH; i++) {
-        int j = min(tile + first_row() + i * ROWS_APART, w.end - 1);
-        rows[i] = (int)key_row<PAGED, PAGED>(a, w.s, j);
-    }
-    c.begin_stage();
-    copy_tiles<WIDTH, 1>(c.stream.stage(), a.head_dim, [&](int i, int r, const bf16 *(&from)[2]) {
-        from[0] = row_at(k, rows[i], (int)a.kv_stride * 2);
-        return tile + r < w.end;
-    });
-    c.end_stage();
 }
 
 // The tiles from `tile` on whose keys are all before position `end`, at most n.
@@ -88,6 +68,7 @@ template <bool PAGED, bool E4M3>
 INLINE void stream_latents(copier &c, const attn_args<bf16> &a, const work &w, int &tile, int end,
                            int n)
 {
+    context_run run = {0, 0, 0};
 #pragma unroll 1
     for (; n > 0 && tile < w.end && min(tile + ROWS, w.end) <= end; n--, tile += ROWS) {
         if constexpr (E4M3) {
@@ -95,7 +76,7 @@ INLINE void stream_latents(copier &c, const attn_args<bf16> &a, const work &w, i
             widen_tile<WIDTH, 3>(c.stream.stage(), a, w.s, 0, 0, tile, w.end);
             c.end_stored_stage();
         } else {
-            copy_latents<PAGED>(c, a, w, tile);
+            copy_stage<WIDTH, PAGED, 1, PAGED>(c, a, w, tile, run);
         }
     }
 }
@@ -187,12 +168,7 @@ INLINE void attend_latents(computer &c, const attn_args<bf16> &a, const latent_p
     clear(r);
 #pragma unroll 1
     for (int tile = w.first; tile < w.end; tile += ROWS) {
-        if (tile % CHUNK_KEYS == 0 && tile > w.first) {
-            join_chunk(r, before, first_chunk);
-            put_aside(before, r);
-            clear(r);
-            first_chunk = false;
-        }
+        if (tile % CHUNK_KEYS == 0 && tile > w.first) end_chunk(r, before, first_chunk);
         float dots[ROWS / 8][4], shrink[2];
         uint32_t x[ROWS / 16][4], keys = c.stream.stage();
         c.wait_stage();
@@ -273,11 +249,10 @@ static void launch(struct device *dev, const attn_args<bf16> &a, const latent_pa
 }
 
 // Of the sequences of few rows.
-static void launch_chunks(struct device *dev, const attn_args<bf16> &a, int max_query,
-                          int max_context)
+static void launch_chunks(struct device *dev, const attn_args<bf16> &a)
 {
-    int rows = std::min(max_query * a.group, SPREAD_FEW), n_seqs = a.n_seqs;
-    latent_parts parts = {NULL, ceil_div(rows, ROWS), attn_chunks(a, max_query, max_context),
+    int rows = std::min(a.max_query * a.group, SPREAD_FEW), n_seqs = a.n_seqs;
+    latent_parts parts = {NULL, ceil_div(rows, ROWS), attn_chunks(a, a.max_query, a.max_context),
                           std::min(ceil_div(rows, 16), ROWS / 16)};
     int turn = std::min(n_seqs, (N_TICKETS - 1) / (parts.row_tiles * GROUPS));
     if (parts.chunks > 1) {
@@ -295,30 +270,26 @@ static void launch_chunks(struct device *dev, const attn_args<bf16> &a, int max_
 
 bool attn_latent_takes(struct device *dev, const attn_call &c)
 {
-    const struct attn_shape *s = c.shape;
-    if (c.dt != DT_BF16 || s->latent <= 0 || !on_hopper(dev) || s->n_kv_heads != 1 ||
-        s->head_dim % 8 || s->head_dim > WIDTH || s->latent % 8 || s->latent > GROUPS * HALF)
-        return false;
     const attn_args<bf16> a = attn_args_of<bf16>(c);
-    return aligned(16, {a.q, a.k, a.out}, {a.q_stride * 2, a.kv_stride * 2});
+    return on_hopper(dev) && a.dt == DT_BF16 && a.latent > 0 && a.n_kv_heads == 1 &&
+           a.head_dim % 8 == 0 && a.head_dim <= WIDTH && a.latent % 8 == 0 &&
+           a.latent <= GROUPS * HALF &&
+           aligned(16, {a.q, a.k, a.out}, {a.q_stride * 2, a.kv_stride * 2});
 }
 
-static void launch_many(struct device *dev, const attn_call &c)
+template <bool PAGED> static void launch_many(struct device *dev, const attn_args<bf16> &a)
 {
-    const attn_args<bf16> a = attn_args_of<bf16>(c);
-    launch<true>(dev, a, {}, query_items<ROWS>(a));
+    launch<PAGED>(dev, a, {}, query_items<ROWS>(a));
 }
 
 void attn_latent(struct device *dev, const attn_call &c)
 {
     const attn_args<bf16> a = attn_args_of<bf16>(c);
-    const latent_parts none = {};
-    const int max_query = c.batch->max_query;
-    const bool has_many = max_query * a.group > SPREAD_FEW;
-    if (!c.kv) return launch<false>(dev, a, none, query_items<ROWS>(a));
-    if (!has_many || a.n_seqs > 1) launch_chunks(dev, a, max_query, c.batch->max_context);
+    const bool has_many = a.max_query * a.group > SPREAD_FEW;
+    if (!c.kv) return launch_many<false>(dev, a);
+    if (!has_many || a.n_seqs > 1) launch_chunks(dev, a);
     if (has_many && a.scales)
-        attn_widened(dev, c, SPREAD_FEW, launch_many);
+        attn_widened(dev, a, SPREAD_FEW, launch_many<true>);
     else if (has_many)
-        launch_many(dev, c);
+        launch_many<true>(dev, a);
 }

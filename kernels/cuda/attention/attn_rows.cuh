@@ -51,13 +51,9 @@ INLINE void next_tiles(tile_step (&step)[2], const float (&w)[N / 8][4], float (
 {
     float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
     unrolled<N / 8, 4>([&](int i, int e) { most[e] = fmaxf(most[e], w[i][e]); });
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float x = fmaxf(most[h * 2], most[h * 2 + 1]);
-        x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-        x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-        step[h] = next_tile(top[h], x, factor);
-    }
+    unrolled<2>([&](int h) {
+        step[h] = next_tile(top[h], lanes_max<4>(fmaxf(most[h * 2], most[h * 2 + 1])), factor);
+    });
 }
 
 /* Dot products of a tile's keys, -infinity where they are not seen, become weights; shrink is what
@@ -171,6 +167,15 @@ template <int HD> INLINE void put_aside(waiting_sums<HD> *to, const row_sums<HD>
     }
     to->top[0] = r.top[0];
     to->top[1] = r.top[1];
+}
+
+// A chunk ends: it is joined to those before, and the next one begins.
+template <int HD> INLINE void end_chunk(row_sums<HD> &r, waiting_sums<HD> *before, bool &is_first)
+{
+    join_chunk(r, before, is_first);
+    put_aside(before, r);
+    clear(r);
+    is_first = false;
 }
 
 // Stores what the rows' sums give: rows row0 .. row0 + 15 of the tile p, from column `first` on.

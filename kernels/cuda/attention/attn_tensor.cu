@@ -15,6 +15,7 @@
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attention/attn_rows.cuh"
+#include <climits>
 
 #define THREADS 128
 #define ROWS    64 // rows (or keys, for dk and dv) of a block
@@ -61,15 +62,6 @@ INLINE void product_rows(float (&acc)[N / 8][4], const bf16 *a, const bf16 *b)
     }
 }
 
-// dp *= slope of the soft cap at the scores
-template <int N>
-INLINE void times_slope(const attn_args<bf16> &a, float (&dp)[N / 8][4],
-                        const float (&score)[N / 8][4])
-{
-    if (a.softcap > 0)
-        unrolled<N / 8, 4>([&](int i, int e) { dp[i][e] *= softcap_slope(a, score[i][e]); });
-}
-
 // out (16 x HD) += w (16 x N, as mma results) times the tile b (N x HD)
 template <int HD, int N>
 INLINE void add_weighted(float (&out)[HD / 8][4], const float (&w)[N / 8][4], const bf16 *b)
@@ -102,25 +94,37 @@ INLINE bool block_tile(row_tile &t, const attn_args<bf16> &a)
            (a.block_size == 0 || t.rows.n > FEW_ROWS);
 }
 
-template <int HD> INLINE void copy_queries(bf16 *to, const attn_args<bf16> &a, const row_tile &t)
+// N packed rows of p: queries, and behind them, where there are such, their gradients.
+template <int HD, int N>
+INLINE void copy_rows(bf16 *to, const attn_args<bf16> &a, const packed_rows &p, const bf16 *dout)
 {
-    copy_tile<HD, ROWS>(to, a.head_dim, a.q, [&](int r, int64_t &at) {
-        at = query_at(a, place_of(a, t.rows, r));
-        return t.rows.in(r);
+    copy_tile<HD, N>(to, a.head_dim, a.q, [&](int r, int64_t &at) {
+        at = query_at(a, place_of(a, p, r));
+        return p.in(r);
+    });
+    if (!dout) return;
+    copy_tile<HD, N>(to + N * (HD + PAD), a.head_dim, dout, [&](int r, int64_t &at) {
+        at = index_of(a, place_of(a, p, r)) * a.head_dim;
+        return p.in(r);
     });
 }
 
-// Keys, or values, from `start` on; zeros behind the last that the tile sees.
-template <int HD, int KEYS>
-INLINE void copy_keys(bf16 *to, const bf16 *from, const attn_args<bf16> &a, const row_tile &t,
-                      int start)
+// Keys, or values, of the rows that row_of(r) gives; -1: zeros.
+template <int HD, int N, typename F>
+INLINE void copy_keys(bf16 *to, const bf16 *from, const attn_args<bf16> &a, int kv_head, F row_of)
 {
-    copy_tile<HD, KEYS>(to, a.head_dim, from, [&](int r, int64_t &at) {
-        bool seen = start + r <= t.highest;
-        if (seen)
-            at = any_key_row(a, t.s, start + r) * a.kv_stride + (int64_t)t.kv_head * a.head_dim;
-        return seen;
+    copy_tile<HD, N>(to, a.head_dim, from, [&](int r, int64_t &at) {
+        const int64_t row = row_of(r);
+        at = row * a.kv_stride + (int64_t)kv_head * a.head_dim;
+        return row >= 0;
     });
+}
+
+// Whether every row of the tile sees all n keys from `key` on.
+INLINE bool all_visible(const attn_args<bf16> &a, const row_tile &t, int key, int n)
+{
+    return key + n - 1 <= t.lowest && (a.window <= 0 || key > t.highest - a.window) &&
+           t.rows.in(ROWS - 1);
 }
 
 template <int HD>
@@ -135,9 +139,14 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     if (!block_tile(t, a)) return;
     const packed_rows &p = t.rows;
     const int first = t.low / KEYS * KEYS;
-    copy_queries<HD>(queries, a, t);
-    copy_keys<HD, KEYS>(keys, a.k, a, t, first);
-    copies_commit();
+    auto copy = [&](bf16 *tile, const bf16 *from, int start) {
+        copy_keys<HD, KEYS>(tile, from, a, t.kv_head, [&](int r) -> int64_t {
+            return start + r <= t.highest ? any_key_row(a, t.s, start + r) : -1;
+        });
+        copies_commit();
+    };
+    copy_rows<HD, ROWS>(queries, a, p, NULL);
+    copy(keys, a.k, first);
 
     rows_seen seen = a.block_size > 0 ? seen_by<true>(a, t.s, p, warp * 16)
                                       : seen_by<false>(a, t.s, p, warp * 16);
@@ -147,26 +156,17 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     bool first_chunk = true;
     clear(r);
     for (int tile = first; tile <= t.highest; tile += KEYS) {
-        if (tile % CHUNK_KEYS == 0 && tile > first) {
-            join_chunk(r, before, first_chunk);
-            put_aside(before, r);
-            clear(r);
-            first_chunk = false;
-        }
-        copy_keys<HD, KEYS>(values, a.v, a, t, tile);
-        copies_commit();
+        if (tile % CHUNK_KEYS == 0 && tile > first) end_chunk(r, before, first_chunk);
+        copy(values, a.v, tile);
         copies_wait<1>();
         __syncthreads();
         float w[KEYS / 8][4];
         product_rows<HD, KEYS>(w, queries, keys);
-        __syncthreads(); // all are done with these keys
-        if (tile + KEYS <= t.highest) copy_keys<HD, KEYS>(keys, a.k, a, t, tile + KEYS);
-        copies_commit();
+        __syncthreads();              // all are done with these keys
+        copy(keys, a.k, tile + KEYS); // zeros behind the last
 
-        bool all_visible = tile + KEYS - 1 <= t.lowest &&
-                           (a.window <= 0 || tile > t.highest - a.window) && p.in(ROWS - 1);
         float factor = to_scores<KEYS>(a, w);
-        if (!all_visible) hide<KEYS>(w, seen, tile, -INFINITY);
+        if (!all_visible(a, t, tile, KEYS)) hide<KEYS>(w, seen, tile, -INFINITY);
         float shrink[2];
         take_weights<KEYS>(w, r.top, shrink, factor);
         shrink_sums(r, shrink);
@@ -186,263 +186,160 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     store_result<HD>(r, a, p, warp * 16);
 }
 
-template <int HD> static void forward(struct device *dev, const attn_args<bf16> &a, int max_query)
+template <int HD> static void forward(struct device *dev, const attn_args<bf16> &a)
 {
-    dim3 grid(ceil_div((int64_t)max_query * a.group, ROWS), a.n_kv_heads, a.n_seqs);
+    dim3 grid(ceil_div((int64_t)a.max_query * a.group, ROWS), a.n_kv_heads, a.n_seqs);
     cuda_launch(dev, "attention", forward_kernel<HD>, grid, THREADS, forward_shared<HD>(), a);
 }
 
 bool attn_mma_takes(struct device *, const attn_call &c)
 {
-    const struct attn_shape *s = c.shape;
-    if (c.dt != DT_BF16 || s->latent > 0 || s->head_dim % 8 || s->head_dim > 256) return false;
     const attn_args<bf16> a = attn_args_of<bf16>(c);
-    return aligned(16, {a.q, a.k, a.v, a.out}, {a.q_stride * 2, a.kv_stride * 2});
+    return a.dt == DT_BF16 && a.latent == 0 && a.head_dim % 8 == 0 && a.head_dim <= 256 &&
+           aligned(16, {a.q, a.k, a.v, a.out}, {a.q_stride * 2, a.kv_stride * 2});
 }
 
-void attn_mma(struct device *dev, const attn_call &c)
+void attn_mma(struct device *dev, const attn_args<bf16> &a)
 {
-    const attn_args<bf16> a = attn_args_of<bf16>(c);
-    const auto launch = a.head_dim <= 64    ? forward<64>
-                        : a.head_dim <= 128 ? forward<128>
-                                            : forward<256>;
-    launch(dev, a, c.batch->max_query);
+    (a.head_dim <= 64 ? forward<64> : a.head_dim <= 128 ? forward<128> : forward<256>)(dev, a);
 }
 
-// ---- gradient of the queries -------------------------------------------------------------------
+// ---- gradient ----------------------------------------------------------------------------------
 
-#define KEYS_BACK 64
+// What a block sums: dq of 64 packed rows over the keys that they see, or dk and dv of 64 keys over
+// the packed rows that attend to them. Of wide heads the sums of one gradient are all that a thread
+// has registers for.
+enum back_kind { OF_QUERIES, OF_BOTH, OF_KEYS, OF_VALUES };
 
-template <int HD> constexpr size_t dq_shared()
-{
-    return (2 * ROWS + 2 * KEYS_BACK) * (HD + PAD) * sizeof(bf16);
-}
-
-template <int HD>
-__global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
-    dq_kernel(attn_args<bf16> a, bf16 *dqkv, const bf16 *dout, const float *delta)
-{
-    grid_begin();
-    constexpr int KEYS = KEYS_BACK;
-    extern __shared__ __align__(16) bf16 tiles[];
-    bf16 *queries = tiles, *grads = queries + ROWS * (HD + PAD);
-    bf16 *keys = grads + ROWS * (HD + PAD), *values = keys + KEYS * (HD + PAD);
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    row_tile t;
-    if (!block_tile(t, a)) return;
-    const packed_rows &p = t.rows;
-    const int first = t.low / KEYS * KEYS;
-    auto copy = [&](bf16 *tile, const bf16 *from, int start) {
-        copy_keys<HD, KEYS>(tile, from, a, t, start);
-        copies_commit();
-    };
-    copy_queries<HD>(queries, a, t);
-    copy_tile<HD, ROWS>(grads, a.head_dim, dout, [&](int r, int64_t &at) {
-        at = index_of(a, place_of(a, p, r)) * a.head_dim;
-        return p.in(r);
-    });
-    copy(keys, a.k, first);
-    copy(values, a.v, first);
-
-    rows_seen seen = seen_by<false>(a, t.s, p, warp * 16);
-    float lse[2], inner[2], dq[HD / 8][4] = {};
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int r = warp * 16 + lane / 4 + h * 8;
-        bool in = p.in(r);
-        int64_t at = index_of(a, place_of(a, p, r));
-        lse[h] = in ? a.lse[at] * LOG2E : 0.f;
-        inner[h] = in ? delta[at] : 0.f;
-    }
-    for (int tile = first; tile <= t.highest; tile += KEYS) {
-        copies_wait<0>();
-        __syncthreads();
-        float w[KEYS / 8][4], dp[KEYS / 8][4];
-        product_rows<HD, KEYS>(w, queries, keys);
-        product_rows<HD, KEYS>(dp, grads, values);
-        __syncthreads(); // all are done with these values
-        if (tile + KEYS <= t.highest) copy(values, a.v, tile + KEYS);
-        bool all_visible = tile + KEYS - 1 <= t.lowest &&
-                           (a.window <= 0 || tile > t.highest - a.window) && p.in(ROWS - 1);
-        float scale = to_scores<KEYS>(a, w);
-        unrolled<KEYS / 8, 4>([&](int i, int e) { dp[i][e] -= inner[e / 2]; });
-        times_slope<KEYS>(a, dp, w);
-        unrolled<KEYS / 8, 4>(
-            [&](int i, int e) { w[i][e] = exp2_fast(w[i][e] * scale - lse[e / 2]) * dp[i][e]; });
-        if (!all_visible) hide<KEYS>(w, seen, tile, 0.f);
-        add_weighted<HD, KEYS>(dq, w, keys);
-        __syncthreads();
-        if (tile + KEYS <= t.highest) copy(keys, a.k, tile + KEYS);
-    }
-    copies_wait<0>();
-    scale_rows<HD>(dq, a.scale);
-    store_rows<HD>(dq, a.head_dim, [&](int r) -> bf16 * {
-        r += warp * 16;
-        return p.in(r) ? dqkv + query_at(a, place_of(a, p, r)) : NULL;
-    });
-}
-
-// ---- gradient of the keys and values -----------------------------------------------------------
-
-template <int HD, int N> constexpr size_t dkv_shared()
+template <int HD, int N> constexpr size_t back_shared()
 {
     return (2 * ROWS + 4 * N) * (HD + PAD) * sizeof(bf16);
 }
 
-// Of a packed row, for the columns of the transposed scores.
-struct row_info {
-    float lse, inner; // log2 units; dout . out
-    int row, hidden;  // keys at positions up to hidden are outside its window
-};
-
-// Of wide heads the sums of one gradient are all that a thread has registers for.
-enum dkv_kind { BOTH, OF_KEYS, OF_VALUES };
-
-/* Block (x, y, z): keys of the batch's rows 64 x .. of kv head y, against N packed rows at a time,
- * every gridDim.z-th tile of them from the z-th on. Where gridDim.z is 1 the sums are the
- * gradients; else they are parts (z, T, n_kv_heads, dk then dv, head_dim) f32 for join_kernel: one
- * block would take twice the average time for the first keys of a sequence, which most rows attend
- * to. */
-template <int HD, int N, dkv_kind KIND>
+/* The block keeps its 64 rows of two arrays, queries and their gradients or keys and values, and
+ * walks tiles of N rows of the other two, the next of which is on its way meanwhile.
+ *
+ * OF_QUERIES, block (x, y, z): rows of sequence z and kv head y. Else keys of the batch's rows
+ * 64 x .. of kv head y, against every gridDim.z-th tile of packed rows from the z-th on. Where
+ * gridDim.z is 1 the sums are the gradients; else they are parts (z, T, n_kv_heads, dk then dv,
+ * head_dim) f32 for join_kernel: one block would take twice the average time for the first keys of
+ * a sequence, which most rows attend to. */
+template <int HD, int N, back_kind KIND>
 __global__ void __launch_bounds__(THREADS)
-    dkv_kernel(attn_args<bf16> a, bf16 *dqkv, float *parts, const bf16 *dout, const float *delta)
+    back_kernel(attn_args<bf16> a, bf16 *dqkv, float *parts, const bf16 *dout, const float *delta)
 {
     grid_begin();
-    constexpr int TILE = N * (HD + PAD);
+    constexpr bool QUERIES = KIND == OF_QUERIES, HAS_DS = KIND != OF_VALUES;
+    constexpr bool HAS_DV = KIND == OF_BOTH || KIND == OF_VALUES;
+    constexpr int KEPT = ROWS * (HD + PAD), TILE = N * (HD + PAD);
     extern __shared__ __align__(16) bf16 tiles[];
-    __shared__ int stops[ROWS / 32], min_ends[ROWS / 32];
-    __shared__ __align__(16) row_info info[2][N];
-    bf16 *keys = tiles, *values = keys + ROWS * (HD + PAD);
-    bf16 *queries = values + ROWS * (HD + PAD), *grads = queries + 2 * TILE; // two of each, in turn
-    int kv_head = blockIdx.y, base = blockIdx.x * ROWS;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __shared__ __align__(16) row_info infos[2][N];
+    bf16 *kept = tiles, *stages = kept + 2 * KEPT;
+    const int kv_head = blockIdx.y, base = blockIdx.x * ROWS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int row0 = warp * 16 + lane / 4; // the thread's first row, the other is eight behind
 
-    if (warp < ROWS / 32) {
-        int row = base + warp * 32 + lane;
-        int stop = row < a.n_tokens ? a.attend_end[a.seq_of[row]] : 0, least = stop;
-#pragma unroll
-        for (int o = 16; o; o >>= 1) {
-            stop = max(stop, __shfl_xor_sync(~0u, stop, o));
-            least = min(least, __shfl_xor_sync(~0u, least, o));
+    row_tile t; // OF_QUERIES
+    packed_rows p = {base, 0, 0, kv_head * a.group};
+    row_info rows[2];
+    key_info keys[2];
+    int first, step, end, min_end = INT_MAX; // min_end: up to it rows see every key
+    if (QUERIES) {
+        if (!block_tile(t, a)) return;
+        p = t.rows;
+        first = t.low / N * N, step = N, end = t.highest + 1;
+        unrolled<2>([&](int h) { rows[h] = info_of(a, p, row0 + h * 8, delta); });
+        copy_rows<HD, ROWS>(kept, a, p, dout);
+    } else {
+        int stop = 0;
+        for (int r = base + lane; r < base + ROWS; r += 32) {
+            stop = max(stop, info_of(a, r).end);
+            min_end = min(min_end, info_of(a, r).end);
         }
-        if (lane == 0) {
-            stops[warp] = stop;
-            min_ends[warp] = least;
-        }
+        p.n = (__reduce_max_sync(~0u, stop) - base) * a.group;
+        min_end = __reduce_min_sync(~0u, min_end);
+        first = blockIdx.z * N, step = gridDim.z * N, end = p.n;
+        unrolled<2>([&](int h) { keys[h] = info_of(a, base + row0 + h * 8); });
+        auto row_of = [&](int r) { return base + r < a.n_tokens ? base + r : -1; };
+        copy_keys<HD, ROWS>(kept, a.k, a, kv_head, row_of);
+        if (HAS_DS) copy_keys<HD, ROWS>(kept + KEPT, a.v, a, kv_head, row_of);
     }
-    int key[2], end[2], position[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        key[h] = base + warp * 16 + lane / 4 + h * 8;
-        int s = key[h] < a.n_tokens ? a.seq_of[key[h]] : 0;
-        end[h] = key[h] < a.n_tokens ? a.attend_end[s] : 0;
-        position[h] = row_position<false>(a, s, key[h]);
-    }
-    __syncthreads();
-    int stop = stops[0], min_end = min_ends[0];
-#pragma unroll
-    for (int i = 1; i < ROWS / 32; i++) {
-        stop = max(stop, stops[i]);
-        min_end = min(min_end, min_ends[i]);
-    }
-    packed_rows p = {base, 0, (stop - base) * a.group, kv_head * a.group};
-
-    auto key_of = [&](int r, int64_t &at) {
-        at = (base + r) * a.kv_stride + (int64_t)kv_head * a.head_dim;
-        return base + r < a.n_tokens;
-    };
-    auto copy_rows = [&](int tile, int turn) {
-        p.base = tile;
-        copy_tile<HD, N>(queries + turn * TILE, a.head_dim, a.q, [&](int r, int64_t &at) {
-            at = query_at(a, place_of(a, p, r));
-            return p.in(r);
-        });
-        copy_tile<HD, N>(grads + turn * TILE, a.head_dim, dout, [&](int r, int64_t &at) {
-            at = index_of(a, place_of(a, p, r)) * a.head_dim;
-            return p.in(r);
-        });
-        if (threadIdx.x < N) {
-            place at = place_of(a, p, threadIdx.x);
-            row_info f = {0, 0, -1, -1}; // a row before every key sees none
-            if (p.in(threadIdx.x)) {
-                f.lse = a.lse[index_of(a, at)] * LOG2E;
-                f.inner = delta[index_of(a, at)];
-                f.row = at.row;
-                if (a.window > 0)
-                    f.hidden = row_position<false>(a, a.seq_of[at.row], at.row) - a.window;
-            }
-            info[turn][threadIdx.x] = f;
+    auto copy = [&](int tile, int turn) {
+        bf16 *to = stages + turn * 2 * TILE;
+        if (QUERIES) {
+            auto row_of = [&](int r) -> int64_t {
+                return tile + r < end ? key_row<false>(a, t.s, tile + r) : -1;
+            };
+            copy_keys<HD, N>(to, a.k, a, kv_head, row_of);
+            copy_keys<HD, N>(to + TILE, a.v, a, kv_head, row_of);
+        } else {
+            p.base = tile;
+            copy_rows<HD, N>(to, a, p, dout);
+            if (threadIdx.x < N) infos[turn][threadIdx.x] = info_of(a, p, threadIdx.x, delta);
         }
     };
-    int first = blockIdx.z * N, step = gridDim.z * N;
-    copy_tile<HD, ROWS>(keys, a.head_dim, a.k, key_of);
-    if (KIND != OF_VALUES) copy_tile<HD, ROWS>(values, a.head_dim, a.v, key_of);
-    if (first < p.n) copy_rows(first, 0);
+    if (first < end) copy(first, 0);
     copies_commit();
 
-    float dk[HD / 8][4] = {}, dv[HD / 8][4] = {}; // of what KIND leaves out nothing is computed
-    int turn = 0;
-    for (int tile = first; tile < p.n; tile += step, turn ^= 1) {
-        if (tile + step < p.n) copy_rows(tile + step, turn ^ 1);
+    // dq or dk, and dv; of what KIND leaves out nothing is computed
+    float sum[HD / 8][4] = {}, dv[HD / 8][4] = {};
+    for (int tile = first, turn = 0; tile < end; tile += step, turn ^= 1) {
+        if (tile + step < end) copy(tile + step, turn ^ 1);
         copies_commit();
         copies_wait<1>();
         __syncthreads();
-        float w[N / 8][4], ds[N / 8][4] = {}; // keys x rows
-        product_rows<HD, N>(w, keys, queries + turn * TILE);
-        if (KIND != OF_VALUES) product_rows<HD, N>(ds, values, grads + turn * TILE);
-        float scale = to_scores<N>(a, w);
-        // every key of the block is seen by every row of the tile
-        bool all_seen = a.window <= 0 && info[turn][0].row >= base + ROWS - 1 &&
-                        info[turn][N - 1].row >= 0 && info[turn][N - 1].row < min_end;
-#pragma unroll
-        for (int i = 0; i < N / 8; i++)
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                row_info f = info[turn][i * 8 + lane % 4 * 2 + c];
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float &score = w[i][h * 2 + c], &d = ds[i][h * 2 + c];
-                    d -= f.inner;
-                    if (a.softcap > 0) d *= softcap_slope(a, score);
-                    score = exp2_fast(score * scale - f.lse);
-                    if (!all_seen && (key[h] > f.row || f.row >= end[h] || position[h] <= f.hidden))
-                        score = 0.f;
-                    d *= score;
-                }
-            }
-        if (KIND != OF_KEYS) add_weighted<HD, N>(dv, w, grads + turn * TILE);
-        if (KIND != OF_VALUES) add_weighted<HD, N>(dk, ds, queries + turn * TILE);
+        const bf16 *others = stages + turn * 2 * TILE, *others_too = others + TILE;
+        const row_info *info = infos[turn];
+        float w[N / 8][4], ds[N / 8][4] = {};
+        product_rows<HD, N>(w, kept, others);
+        if (HAS_DS) product_rows<HD, N>(ds, kept + KEPT, others_too);
+        const float scale = to_scores<N>(a, w);
+        const bool all_seen = QUERIES ? all_visible(a, t, tile, N)
+                                      : a.window <= 0 && info[0].row >= base + ROWS - 1 &&
+                                            info[N - 1].row >= 0 && info[N - 1].row < min_end;
+        unrolled<N / 8, 4>([&](int i, int e) {
+            const int column = i * 8 + lane % 4 * 2 + e % 2;
+            const row_info row = QUERIES ? rows[e / 2] : info[column];
+            float &score = w[i][e], &d = ds[i][e];
+            d -= row.inner;
+            if (a.softcap > 0) d *= softcap_slope(a, score);
+            score = exp2_fast(score * scale - row.lse);
+            if (!all_seen &&
+                !(QUERIES ? visible(a, row.position, tile + column) : visible(a, row, keys[e / 2])))
+                score = 0.f;
+            d *= score;
+        });
+        if (HAS_DV) add_weighted<HD, N>(dv, w, others_too);
+        if (HAS_DS) add_weighted<HD, N>(sum, ds, others);
         __syncthreads();
     }
     copies_wait<0>();
-    scale_rows<HD>(dk, a.scale);
-    if (gridDim.z == 1) {
-        auto to = [&](int r, int head) -> bf16 * {
-            r += base + warp * 16;
-            return r < a.n_tokens ? dqkv + r * a.q_stride + (int64_t)head * a.head_dim : NULL;
-        };
-        if (KIND != OF_VALUES)
-            store_rows<HD>(dk, a.head_dim, [&](int r) { return to(r, a.n_heads + kv_head); });
-        if (KIND != OF_KEYS)
-            store_rows<HD>(dv, a.head_dim,
-                           [&](int r) { return to(r, a.n_heads + a.n_kv_heads + kv_head); });
-        return;
-    }
+    scale_rows<HD>(sum, a.scale);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (key[h] >= a.n_tokens) continue;
-        float *to = parts + (((int64_t)blockIdx.z * a.n_tokens + key[h]) * a.n_kv_heads + kv_head) *
-                                2 * a.head_dim;
+    for (int h = 0; h < (QUERIES ? 0 : 2); h++) {
+        if (gridDim.z == 1) break;
+        if (keys[h].row >= a.n_tokens) continue;
+        float *to =
+            parts + (((int64_t)blockIdx.z * a.n_tokens + keys[h].row) * a.n_kv_heads + kv_head) *
+                        2 * a.head_dim;
 #pragma unroll
         for (int i = 0; i < HD / 8; i++) {
             int d = i * 8 + lane % 4 * 2;
             if (d >= a.head_dim) continue;
-            if (KIND != OF_VALUES)
-                *(float2 *)(to + d) = make_float2(dk[i][h * 2], dk[i][h * 2 + 1]);
-            if (KIND != OF_KEYS)
-                *(float2 *)(to + a.head_dim + d) = make_float2(dv[i][h * 2], dv[i][h * 2 + 1]);
+            if (HAS_DS) store_pair(to + d, sum[i][h * 2], sum[i][h * 2 + 1]);
+            if (HAS_DV) store_pair(to + a.head_dim + d, dv[i][h * 2], dv[i][h * 2 + 1]);
         }
     }
+    if (!QUERIES && gridDim.z > 1) return;
+    auto to = [&](int r, int head) -> bf16 * {
+        r += warp * 16;
+        if (QUERIES) return t.rows.in(r) ? dqkv + query_at(a, place_of(a, t.rows, r)) : NULL;
+        r += base;
+        return r < a.n_tokens ? dqkv + r * a.q_stride + (int64_t)head * a.head_dim : NULL;
+    };
+    const int head = a.n_heads + kv_head;
+    if (HAS_DS) store_rows<HD>(sum, a.head_dim, [&](int r) { return to(r, head); });
+    if (HAS_DV) store_rows<HD>(dv, a.head_dim, [&](int r) { return to(r, head + a.n_kv_heads); });
 }
 
 // Adds n parts of dk and dv, four elements a thread.
@@ -465,27 +362,23 @@ __global__ void join_kernel(attn_args<bf16> a, bf16 *dqkv, const float *parts, i
 template <int HD, int N> static void back(struct device *dev, const attn_call &c)
 {
     const attn_args<bf16> a = attn_args_of<bf16>(c);
-    bf16 *dqkv = (bf16 *)c.dqkv;
-    const bf16 *dout = (const bf16 *)c.dout;
-    const float *delta = c.delta;
-    dim3 grid(ceil_div((int64_t)c.batch->max_query * a.group, ROWS), a.n_kv_heads, a.n_seqs);
-    cuda_launch(dev, "attention gradient", dq_kernel<HD>, grid, THREADS, dq_shared<HD>(), a, dqkv,
-                dout, delta);
-    auto launch = [&](auto kernel) {
-        cuda_launch(dev, "attention gradient", kernel,
-                    dim3(ceil_div(a.n_tokens, ROWS), a.n_kv_heads, c.n_parts), THREADS,
-                    dkv_shared<HD, N>(), a, dqkv, c.parts, dout, delta);
+    auto launch = [&](auto kernel, int blocks, int z) {
+        cuda_launch(dev, "attention gradient", kernel, dim3(blocks, a.n_kv_heads, z), THREADS,
+                    back_shared<HD, N>(), a, c.dqkv, c.parts, c.dout, c.delta);
     };
+    const int blocks = ceil_div(a.n_tokens, ROWS);
+    launch(back_kernel<HD, N, OF_QUERIES>, ceil_div((int64_t)a.max_query * a.group, ROWS),
+           a.n_seqs);
     if constexpr (HD <= 128) {
-        launch(dkv_kernel<HD, N, BOTH>);
+        launch(back_kernel<HD, N, OF_BOTH>, blocks, c.n_parts);
     } else {
-        launch(dkv_kernel<HD, N, OF_KEYS>);
-        launch(dkv_kernel<HD, N, OF_VALUES>);
+        launch(back_kernel<HD, N, OF_KEYS>, blocks, c.n_parts);
+        launch(back_kernel<HD, N, OF_VALUES>, blocks, c.n_parts);
     }
     if (c.n_parts > 1)
         cuda_launch(dev, "attention gradient", join_kernel,
                     dim3(a.n_tokens, ceil_div(a.n_kv_heads * 2 * a.head_dim, THREADS * 4)), THREADS,
-                    0, a, dqkv, c.parts, c.n_parts);
+                    0, a, c.dqkv, c.parts, c.n_parts);
 }
 
 int attn_parts(struct device *dev, int n_tokens, int n_kv_heads)
@@ -510,9 +403,9 @@ int64_t attn_parts_rows(struct device *dev, int n_tokens, int n_kv_heads)
 bool attn_mma_back_takes(struct device *dev, const attn_call &c)
 {
     const int dims = c.shape->head_dim;
-    const size_t shared = dims <= 128 ? 0 : dims <= 192 ? dq_shared<192>() : dq_shared<256>();
+    const size_t shared = dims <= 192 ? back_shared<192, 32>() : back_shared<256, 16>();
     return attn_mma_takes(dev, c) && aligned(16, {c.dqkv, c.dout}, {}) &&
-           shared <= (size_t)cuda_use(dev)->max_shared;
+           (dims <= 128 || shared <= (size_t)cuda_use(dev)->max_shared);
 }
 
 void attn_mma_back(struct device *dev, const attn_call &c)

@@ -153,13 +153,9 @@ __global__ void __launch_bounds__(THREADS, 1)
                 if (!take_queries<PAGED, item_rows<HD>>(w, a, item)) return;
                 c.begin(w);
                 packed_places places = places_of(a, w.p, a.out);
-#pragma unroll
-                for (int g = 0; g < item_rows<HD> / ROWS; g++)
-                    copy_tiles<HD, 1>(c.kept + g * tile_bytes<HD>, a.head_dim,
-                                      [&](int, int r, const bf16 *(&from)[2]) {
-                                          return places.find(a, w.p, g * ROWS + r, from);
-                                      });
-                c.kept_copied();
+                copy_kept<HD, item_rows<HD> / ROWS, 1>(
+                    c, a.head_dim,
+                    [&](int r, const bf16 *(&from)[2]) { return places.find(a, w.p, r, from); });
                 stream_keys<HD, PAGED>(c, a, w);
             });
         },
@@ -169,12 +165,12 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-template <int HD> static void forward(struct device *dev, const attn_args<bf16> &a, bool paged)
+template <int HD> static void forward(struct device *dev, const attn_args<bf16> &a)
 {
     struct cuda_state *state = cuda_use(dev);
     int n = query_items<item_rows<HD>>(a);
     cuda_launch(dev, "attention",
-                paged ? attn_wgmma_kernel<HD, true> : attn_wgmma_kernel<HD, false>,
+                a.block_size > 0 ? attn_wgmma_kernel<HD, true> : attn_wgmma_kernel<HD, false>,
                 std::min(n, state->n_sms), THREADS,
                 forward_stages<HD> * (stage_bytes<HD> + ones_bytes<HD>)+item_rows<HD> / ROWS *
                     tile_bytes<HD>,
@@ -186,13 +182,9 @@ bool attn_wgmma_takes(struct device *dev, const attn_call &c)
     return on_hopper(dev) && attn_mma_takes(dev, c);
 }
 
-void attn_wgmma(struct device *dev, const attn_call &c)
+void attn_wgmma(struct device *dev, const attn_args<bf16> &a)
 {
-    const attn_args<bf16> a = attn_args_of<bf16>(c);
-    const auto launch = a.head_dim <= 64    ? forward<64>
-                        : a.head_dim <= 128 ? forward<128>
-                                            : forward<256>;
-    launch(dev, a, c.kv != NULL);
+    (a.head_dim <= 64 ? forward<64> : a.head_dim <= 128 ? forward<128> : forward<256>)(dev, a);
 }
 
 // ---- gradient ----------------------------------------------------------------------------------
@@ -253,17 +245,12 @@ template <int HD> INLINE void copy_keys(copier &c, const gradient_args &g, const
     const attn_args<bf16> &a = g.a;
     const int first = w.kv_head * a.head_dim + first_column(a.head_dim);
     c.begin(w);
-#pragma unroll
-    for (int i = 0; i < GROUPS; i++)
-        copy_tiles<HD, 2>(c.kept + i * 2 * tile_bytes<HD>, a.head_dim,
-                          [&](int, int r, const bf16 *(&from)[2]) {
-                              int row = w.p.start + i * ROWS + r;
-                              int64_t at = min(row, a.n_tokens - 1) * a.kv_stride + first;
-                              from[0] = a.k + at;
-                              from[1] = a.v + at;
-                              return row < a.n_tokens;
-                          });
-    c.kept_copied();
+    copy_kept<HD, GROUPS, 2>(c, a.head_dim, [&](int r, const bf16 *(&from)[2]) {
+        int64_t at = min(w.p.start + r, a.n_tokens - 1) * a.kv_stride + first;
+        from[0] = a.k + at;
+        from[1] = a.v + at;
+        return w.p.start + r < a.n_tokens;
+    });
 }
 
 template <int HD>
@@ -293,13 +280,9 @@ template <int HD> INLINE void copy_queries(copier &c, const gradient_args &g, co
 {
     c.begin(w);
     packed_places places = places_of(g.a, w.p, g.dout);
-#pragma unroll
-    for (int i = 0; i < GROUPS; i++)
-        copy_tiles<HD, 2>(c.kept + i * 2 * tile_bytes<HD>, g.a.head_dim,
-                          [&](int, int r, const bf16 *(&from)[2]) {
-                              return places.find(g.a, w.p, i * ROWS + r, from);
-                          });
-    c.kept_copied();
+    copy_kept<HD, GROUPS, 2>(c, g.a.head_dim, [&](int r, const bf16 *(&from)[2]) {
+        return places.find(g.a, w.p, r, from);
+    });
     stream_keys<HD, false>(c, g.a, w);
 }
 
@@ -318,72 +301,102 @@ template <int HD> INLINE void copy_items(copier &c, const gradient_args &g, row_
     });
 }
 
+// ---- summing -----------------------------------------------------------------------------------
+
+// Which sums an item has: dq or dk, of what is left of the weights; dv, of these.
+template <work_kind KIND> constexpr bool has_ds = KIND != OF_VALUES;
+template <int HD, work_kind KIND>
+constexpr bool has_dv = KIND == OF_VALUES || (KIND == OF_KEYS && !is_wide<HD>);
+
+/* The sums of a warpgroup's kept rows over the item's tiles from `at` on: dq or dk in `sum`, and
+ * dv. multiply_kept(w, i, tile): w = the rows of the i-th kept array times a tile of the i-th
+ * stream. weigh(w, at, slot) makes weights of scores, rest(ds, w, slot) what is left of them of the
+ * second products. */
+template <int HD, work_kind KIND, typename MULTIPLY, typename WEIGH, typename REST>
+INLINE void sum_tiles(computer &c, const work &w, int at, MULTIPLY multiply_kept, WEIGH weigh,
+                      REST rest, float (&sum)[HD / 8][4], float (&dv)[HD / 8][4])
+{
+    constexpr bool HAS_DS = has_ds<KIND>, HAS_DV = has_dv<HD, KIND>;
+    float scores[ROWS / 8][4], ds[ROWS / 8][4];
+    uint32_t x[ROWS / 16][4], y[ROWS / 16][4], summing = 0; // the barrier of what is being summed
+    c.wait_stage();
+    multiply_kept(scores, 0, c.stream.stage());
+    for (;; at += w.step) {
+        const uint32_t first = c.stream.stage(), second = first + tile_bytes<HD>;
+        const int slot = c.stream.slot;
+        wgmma_wait<1>();
+        if (summing) barrier_arrive(summing);
+        if (HAS_DS) {
+            multiply_kept(ds, 1, second);
+            wgmma_wait<1>();
+        } else {
+            wgmma_wait<0>();
+        }
+        settle(scores);
+        weigh(scores, at, slot);
+        if (HAS_DS) {
+            wgmma_wait<0>();
+            settle(ds);
+            rest(ds, scores, slot);
+        }
+        if (HAS_DV) {
+            as_left(x, scores);
+            settle(x);
+        }
+        if (HAS_DS) {
+            as_left(y, ds);
+            settle(y);
+        }
+        if (HAS_DV) add_weighted(dv, x, second);
+        if (HAS_DS) add_weighted(sum, y, first);
+        summing = c.stream.is_empty();
+        c.stream.next();
+        if (at + w.step >= w.end) break;
+        c.wait_stage();
+        multiply_kept(scores, 0, c.stream.stage());
+    }
+    wgmma_wait<0>();
+    if (HAS_DS) settle(sum);
+    if (HAS_DV) settle(dv);
+    barrier_arrive(summing);
+}
+
 // ---- gradient of the queries -------------------------------------------------------------------
 
 template <int HD> INLINE void sum_queries(computer &c, const gradient_args &g, const work &item)
 {
     const work w = item;
     const attn_args<bf16> &a = g.a;
-    uint32_t q[HD / 16][4], dout[HD / 16][4], x[ROWS / 16][4];
+    uint32_t kept[2][HD / 16][4]; // queries, gradients
     if constexpr (!is_wide<HD>) {
-        take_rows<HD>(q, c.kept, c.row0);
-        take_rows<HD>(dout, c.kept + tile_bytes<HD>, c.row0);
+        for (int i = 0; i < 2; i++) take_rows<HD>(kept[i], c.kept + i * tile_bytes<HD>, c.row0);
         c.done_with_kept();
     }
-    auto multiply_kept = [&](float(&w)[ROWS / 8][4], const uint32_t(&rows)[HD / 16][4],
-                             uint32_t kept, uint32_t tile) {
+    auto multiply_kept = [&](float(&to)[ROWS / 8][4], int i, uint32_t tile) {
         if constexpr (is_wide<HD>)
-            multiply<HD>(w, kept, tile);
+            multiply<HD>(to, c.kept + i * tile_bytes<HD>, tile);
         else
-            multiply<HD>(w, rows, tile);
+            multiply<HD>(to, kept[i], tile);
     };
     rows_seen seen = seen_by<false>(a, w.s, w.p, c.row0);
     int least = __reduce_min_sync(~0u, min(seen.position[0], seen.position[1]));
     int max_hidden = __reduce_max_sync(~0u, max(seen.hidden[0], seen.hidden[1]));
-    float lse[2], inner[2], dq[HD / 8][4] = {}, scores[ROWS / 8][4], ds[ROWS / 8][4];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int r = c.row0 + threadIdx.x % 32 / 4 + h * 8;
-        int64_t at = w.p.in(r) ? index_of(a, place_of(a, w.p, r)) : 0;
-        lse[h] = a.lse[at] * LOG2E;
-        inner[h] = g.delta[at];
-    }
+    row_info rows[2];
+    unrolled<2>(
+        [&](int h) { rows[h] = info_of(a, w.p, c.row0 + threadIdx.x % 32 / 4 + h * 8, g.delta); });
     const float factor = score_factor(a);
-    uint32_t summing = 0; // the barrier of the tile that is being summed
-
-    c.wait_stage();
-    multiply_kept(scores, q, c.kept, c.stream.stage());
-    for (int tile = w.first;; tile += ROWS) {
-        uint32_t stage = c.stream.stage();
-        wgmma_wait<1>();
-        if (summing) barrier_arrive(summing);
-        multiply_kept(ds, dout, c.kept + tile_bytes<HD>, stage + tile_bytes<HD>);
-        wgmma_wait<1>();
-        settle(scores);
-#pragma unroll
-        for (int i = 0; i < ROWS / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                scores[i][e] = exp2_fast(scores[i][e] * factor - lse[e / 2]);
+    auto weigh = [&](float(&scores)[ROWS / 8][4], int tile, int) {
+        unrolled<ROWS / 8, 4>([&](int i, int e) {
+            scores[i][e] = exp2_fast(scores[i][e] * factor - rows[e / 2].lse);
+        });
         if (tile + ROWS - 1 > least || tile <= max_hidden) hide<ROWS>(scores, seen, tile, 0.f);
-        wgmma_wait<0>();
-        settle(ds);
-#pragma unroll
-        for (int i = 0; i < ROWS / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) ds[i][e] = scores[i][e] * (ds[i][e] - inner[e / 2]);
-        as_left(x, ds);
-        settle(x);
-        add_weighted(dq, x, stage);
-        summing = c.stream.is_empty();
-        c.stream.next();
-        if (tile + ROWS >= w.end) break;
-        c.wait_stage();
-        multiply_kept(scores, q, c.kept, c.stream.stage());
-    }
-    wgmma_wait<0>();
-    settle(dq);
-    barrier_arrive(summing);
+    };
+    auto rest = [&](float(&ds)[ROWS / 8][4], const float(&scores)[ROWS / 8][4], int) {
+        unrolled<ROWS / 8, 4>(
+            [&](int i, int e) { ds[i][e] = scores[i][e] * (ds[i][e] - rows[e / 2].inner); });
+    };
+    float dq[HD / 8][4] = {}, none[HD / 8][4];
+    sum_tiles<HD, OF_QUERIES>(c, w, w.first, multiply_kept, weigh, rest, dq, none);
     if (is_wide<HD>) c.done_with_kept();
     scale_rows<HD>(dq, a.scale);
     store_rows<HD>(dq, a.head_dim, [&](int r) -> bf16 * {
@@ -473,10 +486,6 @@ INLINE void times_weights(float (&ds)[ROWS / 8][4], const float (&weights)[ROWS 
     }
 }
 
-// Which sums of keys an item has.
-template <int HD, work_kind KIND> constexpr bool has_dk = !is_wide<HD> || KIND == OF_KEYS;
-template <int HD, work_kind KIND> constexpr bool has_dv = !is_wide<HD> || KIND == OF_VALUES;
-
 template <int HD, work_kind KIND>
 INLINE void store_keys(computer &c, const gradient_args &g, const work &w,
                        const float (&dk)[HD / 8][4], const float (&dv)[HD / 8][4])
@@ -486,7 +495,7 @@ INLINE void store_keys(computer &c, const gradient_args &g, const work &w,
         r += w.p.start + c.row0;
         return r < a.n_tokens ? g.dqkv + r * a.q_stride + (int64_t)head * a.head_dim : NULL;
     };
-    if (has_dk<HD, KIND>)
+    if (has_ds<KIND>)
         store_rows<HD>(dk, a.head_dim, [&](int r) { return to(r, a.n_heads + w.kv_head); });
     if (has_dv<HD, KIND>)
         store_rows<HD>(dv, a.head_dim,
@@ -518,7 +527,7 @@ INLINE bool last_part(computer &c, const gradient_args &g, const work &w, float 
         __threadfence();
 #pragma unroll
         for (int i = 0; i < HD / 8; i++) {
-            if (has_dk<HD, KIND>) add_four(dk[i], __ldcg(sums + i * 128));
+            if (has_ds<KIND>) add_four(dk[i], __ldcg(sums + i * 128));
             if (has_dv<HD, KIND>) add_four(dv[i], __ldcg(sums + (HD / 8 + i) * 128));
         }
     }
@@ -528,7 +537,7 @@ INLINE bool last_part(computer &c, const gradient_args &g, const work &w, float 
     }
 #pragma unroll
     for (int i = 0; i < HD / 8; i++) {
-        if (has_dk<HD, KIND>) sums[i * 128] = make_float4(dk[i][0], dk[i][1], dk[i][2], dk[i][3]);
+        if (has_ds<KIND>) sums[i * 128] = make_float4(dk[i][0], dk[i][1], dk[i][2], dk[i][3]);
         if (has_dv<HD, KIND>)
             sums[(HD / 8 + i) * 128] = make_float4(dv[i][0], dv[i][1], dv[i][2], dv[i][3]);
     }
@@ -536,58 +545,6 @@ INLINE bool last_part(computer &c, const gradient_args &g, const work &w, float 
     group_sync(c.group);
     if (first) *(volatile unsigned *)done = w.part + 1;
     return false;
-}
-
-// The sums of a warpgroup's keys over the tiles of packed rows from p.base on.
-template <int HD, work_kind KIND>
-INLINE void sum_rows(computer &c, const gradient_args &g, const work &w, const row_numbers *numbers,
-                     packed_rows p, float (&dk)[HD / 8][4], float (&dv)[HD / 8][4])
-{
-    const attn_args<bf16> &a = g.a;
-    const uint32_t values = c.kept + tile_bytes<HD>;
-    key_rows k = keys_of(a, p.start + c.row0);
-    float scores[ROWS / 8][4], ds[ROWS / 8][4];
-    uint32_t x[ROWS / 16][4], y[ROWS / 16][4], summing = 0;
-    c.wait_stage();
-    multiply<HD>(scores, c.kept, c.stream.stage());
-    for (;; p.base += w.step) {
-        uint32_t queries = c.stream.stage(), grads = queries + tile_bytes<HD>;
-        const row_numbers &n = numbers[c.stream.slot];
-        wgmma_wait<1>();
-        if (summing) barrier_arrive(summing);
-        if (has_dk<HD, KIND>) {
-            multiply<HD>(ds, values, grads);
-            wgmma_wait<1>();
-        } else {
-            wgmma_wait<0>();
-        }
-        settle(scores);
-        take_weights(scores, a, k, p, n);
-        if (has_dk<HD, KIND>) {
-            wgmma_wait<0>();
-            settle(ds);
-            times_weights(ds, scores, n);
-        }
-        if (has_dv<HD, KIND>) {
-            as_left(x, scores);
-            settle(x);
-        }
-        if (has_dk<HD, KIND>) {
-            as_left(y, ds);
-            settle(y);
-        }
-        if (has_dv<HD, KIND>) add_weighted(dv, x, grads);
-        if (has_dk<HD, KIND>) add_weighted(dk, y, queries);
-        summing = c.stream.is_empty();
-        c.stream.next();
-        if (p.base + w.step >= w.end) break;
-        c.wait_stage();
-        multiply<HD>(scores, c.kept, c.stream.stage());
-    }
-    wgmma_wait<0>();
-    settle(dk);
-    settle(dv);
-    barrier_arrive(summing);
 }
 
 template <int HD, work_kind KIND>
@@ -605,8 +562,22 @@ INLINE void sum_keys(computer &c, const gradient_args &g, const work &item,
         barrier_arrive(c.stream.is_empty());
         c.stream.next();
     }
-    if (p.base < item.end) sum_rows<HD, KIND>(c, g, item, numbers, p, dk, dv);
     const work w = item;
+    const key_rows keys = keys_of(a, p.start + c.row0);
+    if (p.base < w.end)
+        sum_tiles<HD, KIND>(
+            c, w, p.base,
+            [&](float(&to)[ROWS / 8][4], int i, uint32_t tile) {
+                multiply<HD>(to, c.kept + i * tile_bytes<HD>, tile);
+            },
+            [&](float(&scores)[ROWS / 8][4], int base, int slot) {
+                p.base = base;
+                take_weights(scores, a, keys, p, numbers[slot]);
+            },
+            [&](float(&ds)[ROWS / 8][4], const float(&scores)[ROWS / 8][4], int slot) {
+                times_weights(ds, scores, numbers[slot]);
+            },
+            dk, dv);
     c.done_with_kept();
     scale_rows<HD>(dk, a.scale);
     if (w.n_parts == 1 || last_part<HD, KIND>(c, g, w, dk, dv))

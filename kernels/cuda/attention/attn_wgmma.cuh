@@ -231,36 +231,56 @@ INLINE void widen_tile(uint32_t to, const attn_args<bf16> &a, int s, int kv_head
         });
 }
 
-// The keys and values that an item OF_QUERIES goes through.
-template <int HD, bool PAGED>
-INLINE void stream_keys(copier &c, const attn_args<bf16> &a, const work &w)
+// Copies the N times 64 rows that stay for an item, of TILES arrays. place(r, from): as
+// copy_tiles() has it.
+template <int HD, int N, int TILES, typename F> INLINE void copy_kept(copier &c, int dims, F place)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        copy_tiles<HD, TILES>(
+            c.kept + i * TILES * tile_bytes<HD>, dims,
+            [&](int, int r, const bf16 *(&from)[2]) { return place(i * ROWS + r, from); });
+    c.kept_copied();
+}
+
+// A stage: the item's 64 keys from position `tile` on and, where TILES is 2, their values. run: of
+// a packed batch, that the thread's last key was in.
+template <int HD, bool PAGED, int TILES = 2, bool FROM_L2 = false>
+INLINE void copy_stage(copier &c, const attn_args<bf16> &a, const work &w, int tile,
+                       context_run &run)
 {
     const int first = w.kv_head * a.head_dim + first_column(a.head_dim);
     const bf16 *k = a.k + first, *v = a.v + first;
-    int tile = w.first, bytes = (int)a.kv_stride * 2;
-    context_run run = {0, 0, 0}; // that the thread's last key was in
-#pragma unroll 1
-    do { // a row that sees nothing has a tile, too
-        int rows[ROWS_EACH];
+    int rows[ROWS_EACH], bytes = (int)a.kv_stride * 2;
 #pragma unroll
-        for (int i = 0; i < ROWS_EACH; i++) {
-            int j = min(tile + first_row() + i * ROWS_APART, max(w.end, 1) - 1);
-            if (PAGED)
-                rows[i] = w.end > 0 ? (int)key_row<true>(a, w.s, j) : 0;
-            else {
-                if (j < run.first || j >= run.end) run = run_of(a, w.s, j);
-                rows[i] = j + run.to_row;
-            }
+    for (int i = 0; i < ROWS_EACH; i++) {
+        int j = min(tile + first_row() + i * ROWS_APART, max(w.end, 1) - 1);
+        if (PAGED)
+            rows[i] = w.end > 0 ? (int)key_row<true, FROM_L2>(a, w.s, j) : 0;
+        else {
+            if (j < run.first || j >= run.end) run = run_of(a, w.s, j);
+            rows[i] = j + run.to_row;
         }
-        c.begin_stage();
-        copy_tiles<HD, 2>(c.stream.stage(), a.head_dim, [&](int i, int r, const bf16 *(&from)[2]) {
-            from[0] = row_at(k, rows[i], bytes);
-            from[1] = row_at(v, rows[i], bytes);
-            return tile + r < w.end;
-        });
-        c.end_stage();
-        tile += ROWS;
-    } while (tile < w.end);
+    }
+    c.begin_stage();
+    copy_tiles<HD, TILES>(c.stream.stage(), a.head_dim, [&](int i, int r, const bf16 *(&from)[2]) {
+        from[0] = row_at(k, rows[i], bytes);
+        if (TILES > 1) from[1] = row_at(v, rows[i], bytes);
+        return tile + r < w.end;
+    });
+    c.end_stage();
+}
+
+// The keys and values that an item OF_QUERIES goes through; a row that sees nothing has a tile,
+// too.
+template <int HD, bool PAGED>
+INLINE void stream_keys(copier &c, const attn_args<bf16> &a, const work &w)
+{
+    context_run run = {0, 0, 0};
+    int tile = w.first;
+#pragma unroll 1
+    do copy_stage<HD, PAGED>(c, a, w, tile, run);
+    while ((tile += ROWS) < w.end);
 }
 
 // ---- computing ---------------------------------------------------------------------------------

@@ -200,86 +200,59 @@ void cuda_latent_value(struct device *dev, void *out, const void *o, const void 
     multiply_latent(dev, &latent_value_variants, {out, o, NULL, w, s});
 }
 
-// Whether entries may be taken 16 bytes at a time.
-static bool in_units(const struct latent_shape *s, std::initializer_list<const void *> arrays)
-{
-    const int n = 16 / (int)dtype_size(s->dt);
-    return s->nope % n == 0 && s->rope % n == 0 && s->value % n == 0 && s->rank % n == 0 &&
-           aligned(16, arrays, {});
-}
-
-// A thread has V entries from d on of head h: of its query, its key and its value.
-template <typename T, int V>
-__global__ void expand_kernel(T *qkv, const T *q, const T *kv, const T *keys, latent_shape s)
-{
-    grid_begin();
-    const int dim = s.nope + s.rope, wide = max(dim, s.value);
-    int i = (blockIdx.y * THREADS + threadIdx.x) * V, n = s.n_heads * wide;
-    if (i >= n) return;
-    typedef pack<T, V> unit;
-    int h = i / wide, d = i % wide;
-    int64_t row = blockIdx.x, head = row * s.n_heads + h;
-    const T *from = kv + head * (s.nope + s.value);
-    T *to = qkv + 3 * row * n + i;
-    unit query = {}, key = {}, value = {};
-    if (d < dim) query = *(const unit *)(q + head * dim + d);
-    if (d < s.nope)
-        key = *(const unit *)(from + d);
-    else if (d < dim)
-        key = *(const unit *)(keys + row * (s.rank + s.rope) + s.rank + d - s.nope);
-    if (d < s.value) value = *(const unit *)(from + s.nope + d);
-    *(unit *)to = query;
-    *(unit *)(to + n) = key;
-    *(unit *)(to + 2 * n) = value;
-}
-
-void cuda_latent_expand(struct device *dev, void *qkv, const void *q, const void *kv,
-                        const void *keys, const struct latent_shape *s)
-{
-    if (s->rows <= 0) return;
-    const int width = s->n_heads * latent_expanded_dim(s->nope, s->rope, s->value);
-    launch_columns(with_bf16_wide, s->dt, in_units(s, {qkv, q, kv, keys}), dev,
-                   "latent attention's expanded form", expand_kernel, s->rows, width, THREADS, qkv,
-                   q, kv, keys, *s);
-}
-
-// The same, and behind these threads those of the rotated entries, which add up the heads' in
+// A thread has V entries from d on of head h: of its query, its key and its value. Of the gradient
+// (BACK) there are behind these the threads of the rotated entries, which add up the heads' in
 // order.
-template <typename T, int V>
-__global__ void expand_back_kernel(T *dq, T *dkv, T *dkeys, const T *dqkv, latent_shape s)
+template <typename T, int V, bool BACK>
+__global__ void expand_kernel(T *qkv, T *q, T *kv, T *keys, latent_shape s)
 {
     grid_begin();
     const int dim = s.nope + s.rope, wide = max(dim, s.value);
-    int i = (blockIdx.y * THREADS + threadIdx.x) * V, n = s.n_heads * wide;
+    const int i = (blockIdx.y * THREADS + threadIdx.x) * V, n = s.n_heads * wide;
     typedef pack<T, V> unit;
-    int64_t row = blockIdx.x;
-    const T *from = dqkv + 3 * row * n;
-    if (i < n) {
-        int h = i / wide, d = i % wide;
-        int64_t head = row * s.n_heads + h;
-        T *to = dkv + head * (s.nope + s.value);
-        if (d < dim) *(unit *)(dq + head * dim + d) = *(const unit *)(from + i);
-        if (d < s.nope) *(unit *)(to + d) = *(const unit *)(from + n + i);
-        if (d < s.value) *(unit *)(to + s.nope + d) = *(const unit *)(from + 2 * n + i);
-        return;
+    const int64_t row = blockIdx.x;
+    T *expanded = qkv + 3 * row * n, *rotated = keys + row * (s.rank + s.rope) + s.rank;
+    if (i >= n) {
+        const int d = i - n;
+        if (!BACK || d >= s.rope) return;
+        float sum[V] = {};
+        for (int h = 0; h < s.n_heads; h++) {
+            float x[V];
+            load<T, V>(x, expanded + n + h * wide + s.nope + d);
+            unrolled<V>([&](int k) { sum[k] += x[k]; });
+        }
+        return store<T, V>(rotated + d, sum);
     }
-    int d = i - n;
-    if (d >= s.rope) return;
-    float sum[V] = {};
-    for (int h = 0; h < s.n_heads; h++) {
-        float x[V];
-        load<T, V>(x, from + n + h * wide + s.nope + d);
-        unrolled<V>([&](int k) { sum[k] += x[k]; });
-    }
-    store<T, V>(dkeys + row * (s.rank + s.rope) + s.rank + d, sum);
+    const int h = i / wide, d = i % wide;
+    const int64_t head = row * s.n_heads + h;
+    T *pair = kv + head * (s.nope + s.value), *of_q = q + head * dim + d;
+    // other: NULL: there are zeros, of which nothing comes back
+    auto copy = [&](T *to, T *other) {
+        if (!BACK)
+            *(unit *)to = other ? *(const unit *)other : unit();
+        else if (other)
+            *(unit *)other = *(const unit *)to;
+    };
+    T *of_key = d < s.nope ? pair + d : !BACK && d < dim ? rotated + d - s.nope : NULL;
+    copy(expanded + i, d < dim ? of_q : NULL);
+    copy(expanded + n + i, of_key);
+    copy(expanded + 2 * n + i, d < s.value ? pair + s.nope + d : NULL);
 }
 
-void cuda_latent_expand_back(struct device *dev, void *dq, void *dkv, void *dkeys, const void *dqkv,
-                             const struct latent_shape *s)
+void cuda_latent_expand(struct device *dev, void *qkv, void *q, void *kv, void *keys,
+                        const struct latent_shape *s, bool back)
 {
     if (s->rows <= 0) return;
-    const int width = s->n_heads * latent_expanded_dim(s->nope, s->rope, s->value) + s->rope;
-    launch_columns(with_bf16_wide, s->dt, in_units(s, {dq, dkv, dkeys, dqkv}), dev,
-                   "latent attention's gradient", expand_back_kernel, s->rows, width, THREADS, dq,
-                   dkv, dkeys, dqkv, *s);
+    const int n = 16 / (int)dtype_size(s->dt); // elements that may be taken at a time
+    const bool in_units = s->nope % n == 0 && s->rope % n == 0 && s->value % n == 0 &&
+                          s->rank % n == 0 && aligned(16, {qkv, q, kv, keys}, {});
+    const int width =
+        s->n_heads * latent_expanded_dim(s->nope, s->rope, s->value) + (back ? s->rope : 0);
+    with_bf16_wide(s->dt, in_units, [&](auto t, auto v) {
+        using T = decltype(t);
+        constexpr int V = decltype(v)::value;
+        cuda_launch(dev, "latent attention's expanded form",
+                    back ? expand_kernel<T, V, true> : expand_kernel<T, V, false>,
+                    dim3(s->rows, ceil_div(width, THREADS * V)), THREADS, 0, qkv, q, kv, keys, *s);
+    });
 }
