@@ -506,13 +506,13 @@ bool tensor_map(struct device *dev, CUtensorMap *ret, const void *x, const tenso
     cuuint32_t ones[4] = {1, 1, 1, 1};
     const CUtensorMapSwizzle swizzle =
         b.box[0] == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
-    CUresult result = function && found == cudaDriverEntryPointSuccess
-                          ? ((encode *)function)(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                                                 (cuuint32_t)b.rank, (void *)x, b.sizes, b.strides,
-                                                 b.box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                                 swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
-                          : CUDA_ERROR_NOT_FOUND;
+    CUresult result =
+        function && found == cudaDriverEntryPointSuccess
+            ? ((encode *)function)(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)b.rank,
+                                   (void *)x, b.sizes, b.strides, b.box, ones,
+                                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, b.promotion,
+                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+            : CUDA_ERROR_NOT_FOUND;
     if (result == CUDA_SUCCESS) return true;
     device_fail(dev, "describing an array of rows of %llu to the copy engine: CUDA driver error %d",
                 (unsigned long long)b.sizes[0], (int)result);

@@ -24,6 +24,7 @@ struct tensor_boxes {
     int rank;
     cuuint64_t sizes[4], strides[3];
     cuuint32_t box[4];
+    CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B; // what the L2 reads
 };
 
 // False after a recorded failure (device.cu).

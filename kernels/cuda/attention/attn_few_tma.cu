@@ -76,7 +76,7 @@ struct item : task {
 };
 
 // !whole: fills in block_memory's ends. One warp.
-__device__ __forceinline__ void count_chunks(int *ends, const attn_args<bf16> &a, const tma_plan &p)
+INLINE void count_chunks(int *ends, const attn_args<bf16> &a, const tma_plan &p)
 {
     const int lane = threadIdx.x % 32;
     int before = 0;
@@ -98,8 +98,7 @@ struct item_walk {
     int at, end; // tasks; !whole: chunks
     int s, task;
 
-    __device__ __forceinline__ item_walk(const int *ends, const attn_args<bf16> &a,
-                                         const tma_plan &p)
+    INLINE item_walk(const int *ends, const attn_args<bf16> &a, const tma_plan &p)
         : at(blockIdx.x), end(a.n_seqs * p.tasks), s(0), task(0)
     {
         if (p.whole) return;
@@ -109,8 +108,7 @@ struct item_walk {
         end = ends[a.n_seqs - 1] * (group + 1) / groups;
     }
     // False behind the last one. An item may have nothing to do: n is 0.
-    __device__ __forceinline__ bool next(item &w, const int *ends, const attn_args<bf16> &a,
-                                         const tma_plan &p)
+    INLINE bool next(item &w, const int *ends, const attn_args<bf16> &a, const tma_plan &p)
     {
         if (at >= end) return false;
         int chunk = 0, n = p.chunks;
@@ -134,7 +132,7 @@ struct item_walk {
 };
 
 // The warps that compute meet.
-__device__ __forceinline__ void meet()
+INLINE void meet()
 {
     asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
 }
@@ -142,8 +140,7 @@ __device__ __forceinline__ void meet()
 // ---- copies ------------------------------------------------------------------------------------
 
 // Bytes that lie together, a multiple of 16 as the addresses are.
-__device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, uint32_t bytes,
-                                           uint32_t barrier)
+INLINE void copy_bytes(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
                  "%2, [%3];" ::"r"(to),
@@ -153,10 +150,8 @@ __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, uint32
 
 // The scales of boxes first .. end - 1 of a tile, rows of keys in `rows` from lane `at` on, into a
 // stage with its keys: a lane has those of a box's keys or of its values.
-__device__ __forceinline__ void copy_scales(const attn_args<bf16> &a,
-                                            int8_t (&to)[WARPS][KV_SCALES][BOX_KEYS], int rows,
-                                            int at, int first, int end, int kv_head,
-                                            uint32_t barrier)
+INLINE void copy_scales(const attn_args<bf16> &a, int8_t (&to)[WARPS][KV_SCALES][BOX_KEYS],
+                        int rows, int at, int first, int end, int kv_head, uint32_t barrier)
 {
     const int lane = threadIdx.x % 32, box = lane / KV_SCALES, value = lane % KV_SCALES;
     const int slot = __shfl_sync(~0u, rows, at + box), block = slot >> a.block_shift;
@@ -221,21 +216,20 @@ __device__ void copy_items(stage_ring ring, const CUtensorMap *k_map, const CUte
 }
 
 // Unit u of row r of a box, an address: columns come in groups of 64.
-__device__ __forceinline__ uint32_t box_unit(uint32_t box, int r, int u)
+INLINE uint32_t box_unit(uint32_t box, int r, int u)
 {
     return box + u / 8 * (BOX_KEYS * 128) + r * 128 + ((u % 8 ^ (r & 7)) << 4);
 }
 
 // The same of codes, 16 of them a unit.
-template <int HD> __device__ __forceinline__ uint32_t code_unit(uint32_t box, int r, int u)
+template <int HD> INLINE uint32_t code_unit(uint32_t box, int r, int u)
 {
     const uint32_t at = r * HD + u * 16;
     return box + (at ^ (at >> 7 & (HD / 16 - 1)) << 4);
 }
 
 // Makes zeros of the warp's keys of a tile that are none: 0 times what lies there may be anything.
-template <int HD, bool E4M3>
-__device__ __forceinline__ void clear_unseen(uint32_t box, int key, const item &w)
+template <int HD, bool E4M3> INLINE void clear_unseen(uint32_t box, int key, const item &w)
 {
     constexpr int UNITS = HD / (E4M3 ? 16 : 8);
     const int low = w.low - key, end = w.end - key;
@@ -256,8 +250,8 @@ __device__ __forceinline__ void clear_unseen(uint32_t box, int key, const item &
 
 // The rows' queries as the left operands of products, 16 dimensions each.
 template <int HD>
-__device__ __forceinline__ void load_queries(uint32_t (&q)[HD / 16][4], const attn_args<bf16> &a,
-                                             const packed_rows &rows)
+INLINE void load_queries(uint32_t (&q)[HD / 16][4], const attn_args<bf16> &a,
+                         const packed_rows &rows)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -273,8 +267,7 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[HD / 16][4], const at
 
 // The same in shared memory, by all warps that compute: what widens keys needs the registers.
 template <int HD>
-__device__ __forceinline__ void keep_queries(block_memory<true> &m, const attn_args<bf16> &a,
-                                             const packed_rows &rows)
+INLINE void keep_queries(block_memory<true> &m, const attn_args<bf16> &a, const packed_rows &rows)
 {
     constexpr int UNITS = HD / 8;
     meet(); // those of the item before have been read
@@ -291,8 +284,7 @@ __device__ __forceinline__ void keep_queries(block_memory<true> &m, const attn_a
 
 // Dot products of the 16 rows and this warp's 16 keys of a tile.
 template <int HD>
-__device__ __forceinline__ void multiply_keys(float (&dot)[2][4], const uint32_t (&q)[HD / 16][4],
-                                              uint32_t box)
+INLINE void multiply_keys(float (&dot)[2][4], const uint32_t (&q)[HD / 16][4], uint32_t box)
 {
     const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8;
 #pragma unroll
@@ -306,9 +298,8 @@ __device__ __forceinline__ void multiply_keys(float (&dot)[2][4], const uint32_t
 
 // The same of the codes of a turn's tiles. of_values: the scales of the values beside them.
 template <int HD>
-__device__ __forceinline__ void multiply_codes(float (&dot)[2][2][4], char2 (&of_values)[2][2],
-                                               block_memory<true> &m, const uint32_t (&boxes)[2],
-                                               const int (&slots)[2])
+INLINE void multiply_codes(float (&dot)[2][2][4], char2 (&of_values)[2][2], block_memory<true> &m,
+                           const uint32_t (&boxes)[2], const int (&slots)[2])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8;
     const uint32_t queries = shared_address(unit_at<HD / 8>(m.queries, lane % 16, lane / 16));
@@ -344,9 +335,8 @@ __device__ __forceinline__ void multiply_codes(float (&dot)[2][2][4], char2 (&of
 // those of the values' codes. halves: 1 where there are no rows behind the eighth, whose weights
 // then stay what they are.
 template <bool E4M3, int T>
-__device__ __forceinline__ void weigh(float (&shrink)[T][2], float (&top)[2],
-                                      const float (&dot)[T][2][4], const char2 (&of_values)[T][2],
-                                      block_memory<E4M3> &m, float factor, int halves)
+INLINE void weigh(float (&shrink)[T][2], float (&top)[2], const float (&dot)[T][2][4],
+                  const char2 (&of_values)[T][2], block_memory<E4M3> &m, float factor, int halves)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -400,8 +390,7 @@ __device__ __forceinline__ void weigh(float (&shrink)[T][2], float (&top)[2],
 
 // Of a box of codes, from those that this lane gives the address of.
 template <int HD>
-__device__ __forceinline__ void add_codes(row_sums<HD / WARPS> &r, const uint32_t (&x)[4],
-                                          uint32_t from)
+INLINE void add_codes(row_sums<HD / WARPS> &r, const uint32_t (&x)[4], uint32_t from)
 {
     constexpr int UNITS = HD / WARPS / 16; // of a warp: 1 or 2
     uint32_t codes[4];
@@ -418,8 +407,8 @@ __device__ __forceinline__ void add_codes(row_sums<HD / WARPS> &r, const uint32_
 
 // Of the boxes first .. end - 1 of tile t of a turn; the others are weighted with 0.
 template <int HD, bool E4M3>
-__device__ __forceinline__ void add_values(row_sums<HD / WARPS> &r, block_memory<E4M3> &m,
-                                           uint32_t stage, int t, int first, int end)
+INLINE void add_values(row_sums<HD / WARPS> &r, block_memory<E4M3> &m, uint32_t stage, int t,
+                       int first, int end)
 {
     constexpr int UNITS = HD / WARPS / 16;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -455,8 +444,7 @@ __device__ __forceinline__ void add_values(row_sums<HD / WARPS> &r, block_memory
 // ---- items -------------------------------------------------------------------------------------
 
 template <int HD>
-__device__ __forceinline__ void store_part(float *part, const row_sums<HD / WARPS> &r,
-                                           const packed_rows &rows)
+INLINE void store_part(float *part, const row_sums<HD / WARPS> &r, const packed_rows &rows)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -472,9 +460,8 @@ __device__ __forceinline__ void store_part(float *part, const row_sums<HD / WARP
 }
 
 template <int HD, bool E4M3>
-__device__ __forceinline__ void sum_item(stage_ring &ring, block_memory<E4M3> &m,
-                                         const attn_args<bf16> &a, const tma_plan &p, const item &w,
-                                         const rows_seen &seen)
+INLINE void sum_item(stage_ring &ring, block_memory<E4M3> &m, const attn_args<bf16> &a,
+                     const tma_plan &p, const item &w, const rows_seen &seen)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bool whole = w.n == w.n_chunks;
@@ -644,7 +631,8 @@ template <int HD> static void launch(struct device *dev, const attn_call &c)
                         {4,
                          {(cuuint64_t)columns, keys, (cuuint64_t)groups, (cuuint64_t)a.n_kv_heads},
                          {(cuuint64_t)a.kv_stride * element, 128, (cuuint64_t)HD * element},
-                         {(cuuint32_t)columns, BOX_KEYS, (cuuint32_t)groups, 1}}))
+                         {(cuuint32_t)columns, BOX_KEYS, (cuuint32_t)groups, 1},
+                         CU_TENSOR_MAP_L2_PROMOTION_L2_128B})) // of another head nothing
             return;
     // of whole tasks two blocks on an SM, where these take no more rounds than three would
     const bool two =
