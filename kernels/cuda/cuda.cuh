@@ -403,17 +403,14 @@ struct kept_workspace {
     ~kept_workspace() { cuda_use(dev)->workspace_kept = kept_before; }
 };
 
-// A matrix in e4m3 (ops.h, struct matmul) as `dt`. Without scales it is as it was given. NULL after
-// a recorded failure (rows.cu).
+// A matrix in e4m3 or MXFP4 (ops.h, struct matmul) as `dt`. Without scales it is as it was given.
+// NULL after a recorded failure (rows.cu).
 struct wide_weights {
     kept_workspace kept;
     const void *w;
 
     wide_weights(struct device *dev, const void *w, const int8_t *scales, int64_t rows, int cols,
-                 enum dtype dt, gradient_dtype of = GRADIENT_E4M3);
-    // In MXFP4.
-    wide_weights(struct device *dev, const void *w, const uint8_t *mx_scales, int64_t rows,
-                 int cols, enum dtype dt);
+                 enum dtype dt, gradient_dtype of = GRADIENT_E4M3, const uint8_t *mx_scales = NULL);
 };
 
 // A gradient in eight bits, and the weights' codes laid out along its rows, whose scales are 0: the

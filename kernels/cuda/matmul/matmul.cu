@@ -18,13 +18,13 @@
  * adds in a fixed order, so each choice gives the same bits each time. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/e4m3.h"
-#include "common/base/hash.h"
 #include "kernels/comm.h"
 #include "kernels/cuda/library.cuh"
 #include "kernels/cuda/matmul/matmul.cuh"
 #include <algorithm>
 #include <cublasLt.h>
-#include <stdlib.h>
+#include <map>
+#include <new>
 #include <string.h>
 
 // ---- the library -------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ LT(MatmulPreferenceSetAttribute)
 LATE_FUNCTION(lt_GetStatusName, cublasLtGetStatusName, cublaslt, cublaslt.missing)
 
 #define WORKSPACE_BYTES  (64u << 20)
-#define PLAN_SLOTS       4096 // open addressing; emptied when three quarters full
+#define MAX_PLANS        3072 // with which their table is emptied
 #define CANDIDATES       8
 #define TIMED_OPERATIONS (1ll << 29) // of a matmul that is worth the time
 #define CHOICES          512
@@ -60,68 +60,64 @@ LATE_FUNCTION(lt_GetStatusName, cublasLtGetStatusName, cublaslt, cublaslt.missin
 struct plan_key { // of C(m,n) = op(A) op(B) + beta C [+ bias], row-major; align_*: log2
     int m, n, k;
     uint8_t trans_a, trans_b, beta, in, out, bias, align_a, align_b, align_c, factors, rounds, pad;
+
+    bool operator<(const plan_key &other) const { return memcmp(this, &other, sizeof other) < 0; }
 };
 struct plan_operands {
     const void *a, *b, *bias;
     const float *a_factors = NULL, *b_factors = NULL; // (m), (n): of A and B in e4m3
 };
 struct plan {
-    struct plan_key key;
-    bool used, add_bias; // add_bias: by a kernel of ours, where the library has no epilogue for it
-    cublasLtMatmulDesc_t operation;
-    cublasLtMatrixLayout_t a, b, c; // of the column-major matmul
-    cublasLtMatmulAlgo_t algorithm;
-};
-struct choice { // key: of the shape, its tokens rounded by bucket()
-    struct plan_key key;
-    cublasLtMatmulAlgo_t algorithm;
+    struct plan_key key = {};
+    bool add_bias = false; // by a kernel of ours, where the library has no epilogue for it
+    cublasLtMatmulDesc_t operation = NULL;
+    cublasLtMatrixLayout_t a = NULL, b = NULL, c = NULL; // of the column-major matmul
+    cublasLtMatmulAlgo_t algorithm = {};
+
+    ~plan()
+    {
+        if (operation) lt_MatmulDescDestroy(operation);
+        for (cublasLtMatrixLayout_t layout : {a, b, c})
+            if (layout) lt_MatrixLayoutDestroy(layout);
+    }
 };
 
 struct matmul_state {
-    cublasLtHandle_t handle;
-    void *workspace;
-    struct plan plans[PLAN_SLOTS];
-    struct choice choices[CHOICES];
-    int n_plans, n_choices;
-};
+    cublasLtHandle_t handle = NULL;
+    void *workspace = NULL;
+    std::map<plan_key, plan> plans;
+    std::map<plan_key, cublasLtMatmulAlgo_t> choices; // of shapes, their tokens as by bucket()
 
-static void plan_clear(struct plan *plan)
-{
-    if (plan->operation) lt_MatmulDescDestroy(plan->operation);
-    if (plan->a) lt_MatrixLayoutDestroy(plan->a);
-    if (plan->b) lt_MatrixLayoutDestroy(plan->b);
-    if (plan->c) lt_MatrixLayoutDestroy(plan->c);
-    memset(plan, 0, sizeof *plan);
-}
+    ~matmul_state()
+    {
+        plans.clear();
+        lt_Destroy(handle);
+        cudaFree(workspace);
+    }
+};
 
 enum status matmul_state_new(struct device *dev, struct matmul_state **ret)
 {
-    struct matmul_state *state = (struct matmul_state *)calloc(1, sizeof *state);
+    struct matmul_state *state = new (std::nothrow) matmul_state();
     if (!state) return status_fail(ST_NO_MEMORY, "no memory for matmul plans");
+    enum status st = ST_OK;
     cublasStatus_t blas = lt_Create(&state->handle);
-    if (blas != CUBLAS_STATUS_SUCCESS && !cublaslt.missing[0]) {
-        free(state);
-        return status_fail(ST_DEVICE, "%s: starting cuBLASLt: %s", dev->spec,
-                           lt_GetStatusName(blas));
-    }
-    cudaError_t error = cudaMalloc(&state->workspace, WORKSPACE_BYTES);
-    if (error != cudaSuccess) {
-        lt_Destroy(state->handle);
-        free(state);
-        return status_fail(ST_NO_MEMORY, "%s: no room for cuBLASLt's workspace of %u bytes: %s",
-                           dev->spec, WORKSPACE_BYTES, cudaGetErrorString(error));
-    }
-    *ret = state;
-    return ST_OK;
+    if (blas != CUBLAS_STATUS_SUCCESS && !cublaslt.missing[0])
+        st = status_fail(ST_DEVICE, "%s: starting cuBLASLt: %s", dev->spec, lt_GetStatusName(blas));
+    cudaError_t error = st == ST_OK ? cudaMalloc(&state->workspace, WORKSPACE_BYTES) : cudaSuccess;
+    if (error != cudaSuccess)
+        st = status_fail(ST_NO_MEMORY, "%s: no room for cuBLASLt's workspace of %u bytes: %s",
+                         dev->spec, WORKSPACE_BYTES, cudaGetErrorString(error));
+    if (st == ST_OK)
+        *ret = state;
+    else
+        delete state;
+    return st;
 }
 
 void matmul_state_free(struct matmul_state *state)
 {
-    if (!state) return;
-    for (int i = 0; i < PLAN_SLOTS; i++) plan_clear(&state->plans[i]);
-    lt_Destroy(state->handle);
-    cudaFree(state->workspace);
-    free(state);
+    delete state;
 }
 
 static cudaDataType_t data_type(int dt)
@@ -325,7 +321,7 @@ static cublasStatus_t ask_library(struct matmul_state *state, struct plan *plan,
 static int ask_for_more_tokens(struct matmul_state *state, const struct plan *plan,
                                cublasLtMatmulHeuristicResult_t *ret)
 {
-    struct plan more = {};
+    struct plan more;
     int n = 0;
     more.key = plan->key;
     int *tokens = more.key.trans_a ? &more.key.k : &more.key.m, power = 1;
@@ -335,26 +331,28 @@ static int ask_for_more_tokens(struct matmul_state *state, const struct plan *pl
     if (plan_describe(&more) != CUBLAS_STATUS_SUCCESS ||
         ask_library(state, &more, false, CANDIDATES, ret, &n) != CUBLAS_STATUS_SUCCESS)
         n = 0;
-    plan_clear(&more);
     return n;
 }
 
-static bool take_choice(struct matmul_state *state, struct plan *plan, const struct choice *choice)
+// Whether what was chosen for about as many tokens is, if anything was, the plan's now.
+static bool take_choice(struct matmul_state *state, struct plan *plan)
 {
     cublasLtMatmulHeuristicResult_t result;
-    if (lt_MatmulAlgoCheck(state->handle, plan->operation, plan->a, plan->b, plan->c, plan->c,
-                           &choice->algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
+    const auto choice = state->choices.find(choice_key(&plan->key));
+    if (choice == state->choices.end() ||
+        lt_MatmulAlgoCheck(state->handle, plan->operation, plan->a, plan->b, plan->c, plan->c,
+                           &choice->second, &result) != CUBLAS_STATUS_SUCCESS ||
         result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > WORKSPACE_BYTES)
         return false;
-    plan->algorithm = choice->algorithm;
+    plan->algorithm = choice->second;
     return true;
 }
 
 static cublasStatus_t choose_algorithm(struct device *dev, struct matmul_state *state,
                                        struct plan *plan, const struct plan_operands *o)
 {
-    const struct plan_key key = choice_key(&plan->key);
-    const bool forward = key.in != DT_F32 && key.trans_b && !key.trans_a; // one order
+    const struct plan_key *key = &plan->key;
+    const bool forward = key->in != DT_F32 && key->trans_b && !key->trans_a; // one order
     cublasLtMatmulHeuristicResult_t found[2 * CANDIDATES];
     int n = 0;
     cublasStatus_t st = ask_library(state, plan, !forward, 1, found, &n);
@@ -362,17 +360,13 @@ static cublasStatus_t choose_algorithm(struct device *dev, struct matmul_state *
     if (n < 1) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (found[0].state != CUBLAS_STATUS_SUCCESS) return found[0].state;
     plan->algorithm = found[0].algo;
-    if (!may_be_timed(cuda_use(dev), plan, o)) return st;
-    for (int i = 0; i < state->n_choices; i++)
-        if (memcmp(&state->choices[i].key, &key, sizeof key) == 0 &&
-            take_choice(state, plan, &state->choices[i]))
-            return st;
-    if (state->n_choices == CHOICES ||
+    if (!may_be_timed(cuda_use(dev), plan, o) || take_choice(state, plan)) return st;
+    if (state->choices.size() == CHOICES ||
         ask_library(state, plan, false, CANDIDATES, found, &n) != CUBLAS_STATUS_SUCCESS)
         return st;
     n += ask_for_more_tokens(state, plan, found + n);
     take_fastest(dev, plan, o, found, n);
-    state->choices[state->n_choices++] = (struct choice){key, plan->algorithm};
+    state->choices[choice_key(key)] = plan->algorithm;
     return st;
 }
 
@@ -382,31 +376,16 @@ static cublasStatus_t plan_find(struct device *dev, const struct plan_key *key,
                                 const struct plan_operands *operands, struct plan **ret)
 {
     struct matmul_state *state = cuda_use(dev)->matmul;
-    uint64_t hash = hash_fnv1a(key, sizeof *key);
-    size_t slot = (hash ^ hash >> 32) % PLAN_SLOTS;
-    for (; state->plans[slot].used; slot = (slot + 1) % PLAN_SLOTS)
-        if (memcmp(&state->plans[slot].key, key, sizeof *key) == 0) {
-            *ret = &state->plans[slot];
-            return CUBLAS_STATUS_SUCCESS;
-        }
-    if (state->n_plans >= PLAN_SLOTS / 4 * 3) {
-        for (int i = 0; i < PLAN_SLOTS; i++) plan_clear(&state->plans[i]);
-        state->n_plans = 0;
-        slot = (hash ^ hash >> 32) % PLAN_SLOTS;
-    }
-    struct plan *plan = &state->plans[slot];
+    if (state->plans.size() >= MAX_PLANS) state->plans.clear();
+    const auto [at, is_new] = state->plans.try_emplace(*key);
+    struct plan *plan = *ret = &at->second;
+    if (!is_new) return CUBLAS_STATUS_SUCCESS;
     plan->key = *key;
     cublasStatus_t st = plan_describe(plan);
     if (st == CUBLAS_STATUS_SUCCESS) st = plan_point(plan, operands);
     if (st == CUBLAS_STATUS_SUCCESS) st = choose_algorithm(dev, state, plan, operands);
-    if (st != CUBLAS_STATUS_SUCCESS) {
-        plan_clear(plan);
-        return st;
-    }
-    plan->used = true;
-    state->n_plans++;
-    *ret = plan;
-    return CUBLAS_STATUS_SUCCESS;
+    if (st != CUBLAS_STATUS_SUCCESS) state->plans.erase(at);
+    return st;
 }
 
 // ---- matmuls by the library --------------------------------------------------------------------
@@ -474,9 +453,10 @@ size_t cuda_matmul_scratch(int rows, int width)
 
 // ---- variants ----------------------------------------------------------------------------------
 
-static bool is_activated(struct device *, const matmul_call &c)
+// Whether the call says this of itself.
+template <auto FIELD> static bool has(struct device *, const matmul_call &c)
 {
-    return c.shape->act;
+    return c.shape->*FIELD;
 }
 
 static void act_apart(struct device *dev, const matmul_call &c)
@@ -492,28 +472,18 @@ static bool is_e4m3(struct device *, const matmul_call &c)
     return c.shape->scales || c.shape->mx_scales;
 }
 
-// With a and b in the dtype of the call.
-static void multiply_wide(struct device *dev, const matmul_call &c, const wide_weights &a,
-                          const wide_weights &b)
+static void widened(struct device *dev, const matmul_call &c)
 {
     struct matmul s = *c.shape;
+    const int64_t rows = (int64_t)(s.trans_b ? s.n : s.k) * std::max(1, s.n_experts);
+    const int cols = s.trans_b ? s.k : s.n;
+    const wide_weights a(dev, c.a, s.a_scales, s.m, s.k, s.in, s.rounds);
+    const wide_weights b(dev, c.b, s.scales, rows, cols, s.in, GRADIENT_E4M3, s.mx_scales);
     s.scales = s.a_scales = NULL;
     s.rounds = GRADIENT_AUTO;
     s.mx_scales = NULL;
     s.early = false;
     if (a.w && b.w) cuda_matmul(dev, c.c, a.w, b.w, c.bias, &s);
-}
-
-static void widened(struct device *dev, const matmul_call &c)
-{
-    const struct matmul &s = *c.shape;
-    const int64_t rows = (int64_t)(s.trans_b ? s.n : s.k) * std::max(1, s.n_experts);
-    const int cols = s.trans_b ? s.k : s.n;
-    const wide_weights a(dev, c.a, s.a_scales, s.m, s.k, s.in, s.rounds);
-    if (s.mx_scales)
-        multiply_wide(dev, c, a, wide_weights(dev, c.b, s.mx_scales, rows, cols, s.in));
-    else
-        multiply_wide(dev, c, a, wide_weights(dev, c.b, s.scales, rows, cols, s.in));
 }
 
 static bool is_rounded(struct device *, const matmul_call &c)
@@ -535,16 +505,6 @@ static void gradient(struct device *dev, const matmul_call &c)
     cuda_matmul(dev, c.c, g.rows.memory, g.along.memory, c.bias, &s);
 }
 
-static bool is_of_experts(struct device *, const matmul_call &c)
-{
-    return c.shape->offsets;
-}
-
-static bool is_columns(struct device *, const matmul_call &c)
-{
-    return c.shape->columns;
-}
-
 static void gather_columns(struct device *dev, const matmul_call &c)
 {
     struct matmul own = *c.shape;
@@ -564,11 +524,11 @@ static bool adds_to_bf16(struct device *, const matmul_call &c)
 static void library_add(struct device *dev, const matmul_call &c)
 {
     struct matmul plain = *c.shape;
-    void *sum = cuda_workspace(dev, cuda_matmul_scratch(plain.m, plain.n));
-    if (!sum) return;
+    const kept_workspace sum(dev, cuda_matmul_scratch(plain.m, plain.n));
+    if (!sum.memory) return;
     plain.beta = 0;
-    matmul_large(dev, sum, {c.a, c.b, c.bias}, &plain);
-    cuda_add(dev, c.c, sum, (int64_t)plain.m * plain.n, 1.0f, DT_BF16);
+    cuda_matmul(dev, sum.memory, c.a, c.b, c.bias, &plain);
+    cuda_add(dev, c.c, sum.memory, (int64_t)plain.m * plain.n, 1.0f, DT_BF16);
 }
 
 static void library(struct device *dev, const matmul_call &c)
@@ -591,19 +551,15 @@ __global__ void factors_kernel(float *factors, const int8_t *scales, int n)
 
 static void rounded_by_factors(struct device *dev, const matmul_call &c, struct matmul s)
 {
-    const bool add = s.beta != 0;
     const int m = (s.m + 63) / 64 * 64; // aligned
     const kept_workspace memory(dev, (m + s.n) * sizeof(float));
     float *of_a = (float *)memory.memory, *of_b = of_a + m;
-    void *to = add && of_a ? cuda_workspace(dev, cuda_matmul_scratch(s.m, s.n)) : c.c;
-    if (!of_a || !to) return;
-    s.beta = 0;
+    if (!of_a) return;
     cuda_launch(dev, "factors of rows", factors_kernel, ceil_div(s.m, 256), 256, 0, of_a,
                 s.a_scales, s.m);
     cuda_launch(dev, "factors of rows", factors_kernel, ceil_div(s.n, 256), 256, 0, of_b, s.scales,
                 s.n);
-    matmul_large(dev, to, {c.a, c.b, c.bias, of_a, of_b}, &s);
-    if (add) cuda_add(dev, c.c, to, (int64_t)s.m * s.n, 1.0f, DT_BF16);
+    matmul_large(dev, c.c, {c.a, c.b, c.bias, of_a, of_b}, &s);
 }
 
 // c (m, n) = [c +] sums times their rows' powers of two [+ bias], rounded before c is added. A
@@ -655,8 +611,11 @@ static void library_rounded(struct device *dev, const matmul_call &c)
     struct matmul s = *c.shape;
     s.in = DT_E4M3;
     const bool many = s.m >= MANY_ROWS && s.beta == 0;
-    if (many || !(c.bias ? rounded_by_sums<float> : rounded_by_sums<bf16>)(dev, c, s))
+    if (!many && (c.bias ? rounded_by_sums<float> : rounded_by_sums<bf16>)(dev, c, s)) return;
+    if (s.beta == 0)
         rounded_by_factors(dev, c, s);
+    else
+        library_add(dev, c);
 }
 
 static const op_variant matmul_rows[] = {
@@ -666,7 +625,8 @@ static const op_variant matmul_rows[] = {
         "gated_e4m3", "as few_e4m3, with such an act"),
     variant<matmul_call, matmul_few_gated_takes, matmul_few_gated>("few_gated",
                                                                    "as few, with such an act"),
-    variant<matmul_call, is_activated, act_apart>("act_apart", "any act: the matmul, then that"),
+    variant<matmul_call, has<&matmul::act>, act_apart>("act_apart",
+                                                       "any act: the matmul, then that"),
     variant<matmul_call, is_rounded, gradient>(
         "gradient", "A a gradient in e4m3 or e5m2: rounded, then as rows in e4m3"),
     variant<matmul_call, matmul_e4m3_takes<true>, matmul_e4m3<true>>(
@@ -682,7 +642,8 @@ static const op_variant matmul_rows[] = {
                                            "B in e4m3: widened, then as one of what that gives"),
     variant<matmul_call, matmul_few_columns_takes, matmul_few_columns>(
         "few_columns", "ranks put columns together and map each other's memory; else as few"),
-    variant<matmul_call, is_columns, gather_columns>("columns", "ranks put columns together"),
+    variant<matmul_call, has<&matmul::columns>, gather_columns>("columns",
+                                                                "ranks put columns together"),
     variant<matmul_call, matmul_few_takes, matmul_few>(
         "few", "bf16 A B' on 9.0, k a multiple of 64; up to 128 rows or n odd, of experts up to 64 "
                "or 32 of each"),
@@ -690,7 +651,8 @@ static const op_variant matmul_rows[] = {
         "experts_wgmma", "experts, bf16 on 9.0, widths are multiples of 8, up to 1,024 experts"),
     variant<matmul_call, experts_mma_takes, experts_mma>(
         "experts_mma", "experts, bf16, widths are multiples of 8"),
-    variant<matmul_call, is_of_experts, experts_plain>("experts_plain", "experts: f32, odd widths"),
+    variant<matmul_call, has<&matmul::offsets>, experts_plain>("experts_plain",
+                                                               "experts: f32, odd widths"),
     variant<matmul_call, adds_to_bf16, library_add>("library_add", "beta 1 to bf16"),
     variant<matmul_call, otherwise, library>("library", "all else: cuBLASLt"),
 };

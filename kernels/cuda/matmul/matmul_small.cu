@@ -351,22 +351,14 @@ constexpr bool has_direct(epilogue end, int j)
     return end == STORED || j >= 8;
 }
 
-template <epilogue END, int J, typename F> static void if_tile(int j, F f)
-{
-    if constexpr (has_tile(END, J))
-        if (j == J) f(number<J>());
-}
-
-template <epilogue END, typename F, int... J>
-static void with_tile_among(int j, F f, tile_list<J...>)
-{
-    (if_tile<END, J>(j, f), ...);
-}
-
 // Calls f(number<j>).
-template <epilogue END, typename F> static void with_tile(int j, F f)
+template <epilogue END, typename F, int... J> static void with_tile(int j, F f, tile_list<J...>)
 {
-    with_tile_among<END>(j, f, tile_sizes());
+    auto among = [&](auto one) {
+        if constexpr (has_tile(END, decltype(one)::value))
+            if (j == one.value) f(one);
+    };
+    (among(number<J>()), ...);
 }
 
 // The columns of a matmul.
@@ -418,22 +410,6 @@ static void plan_ring(struct cuda_state *state, few_plan &plan, int k, int round
     plan.shared = std::max({end, read, alone ? all / 2 : 0});
 }
 
-// height: rows of A a block copies; down: blocks that have different rows.
-static few_plan plan_few(struct cuda_state *state, const few_columns &columns, int k, int height,
-                         int down)
-{
-    few_plan plan = {};
-    int across = std::max(1, state->n_sms / down);
-    plan.j = tile_of(columns, across);
-    if (!plan.j) return plan;
-    plan.height = height;
-    plan.direct = columns.direct(plan.j, height);
-    int tiles = columns.tiles(plan.j), rounds = ceil_div(tiles, across);
-    plan.grid = dim3(ceil_div(tiles, rounds), down);
-    plan_ring(state, plan, k, rounds, 0);
-    return plan;
-}
-
 template <epilogue END, int J> static auto few_kernel_of(const few_plan &plan)
 {
     if constexpr (has_direct(END, J))
@@ -443,26 +419,6 @@ template <epilogue END, int J> static auto few_kernel_of(const few_plan &plan)
     if constexpr (END != GATED || !has_direct(END, J))
         if (plan.groups == 2) return few_kernel<END, J, 2, false>;
     return few_kernel<END, J, 1, false>;
-}
-
-// p: all but what the plan says.
-template <epilogue END>
-static void launch_few(struct device *dev, const few_plan &plan, const void *a, const void *b,
-                       few_args p)
-{
-    CUtensorMap a_map, b_map;
-    boxes a_boxes = {p.m, p.k, 0, plan.height, plan.chunks};
-    boxes b_boxes = {(int64_t)p.n * std::max(1, p.n_experts), p.k, p.apart, plan.j * 8,
-                     plan.chunks};
-    if (!map_of(dev, &a_map, a, a_boxes) || !map_of(dev, &b_map, b, b_boxes)) return;
-    p.height = plan.height;
-    p.tiles = few_columns{END, p.n, p.apart, false}.tiles(plan.j);
-    p.stages = plan.stages;
-    with_tile<END>(plan.j, [&](auto j) {
-        constexpr int J = decltype(j)::value;
-        cuda_launch(dev, "matmul of few rows", few_kernel_of<END, J>(plan), plan.grid,
-                    plan.groups * 128 + 32, plan.shared, a_map, b_map, p);
-    });
 }
 
 // The tile with which so many experts' columns cost `blocks` blocks least.
@@ -483,40 +439,40 @@ static int cheapest_tile(const few_columns &columns, int experts, int blocks)
     return best;
 }
 
-static few_plan plan_experts(struct cuda_state *state, const few_columns &columns, int m, int k,
-                             int e)
+// Whether the call is for few rows: of each expert, or of all. (cuBLASLt keeps the order for any
+// number of rows, but not where C's rows are odd.)
+static bool is_for_few(struct device *dev, const matmul_call &c)
 {
-    few_plan plan = {};
-    plan.j = cheapest_tile(columns, busy_experts(m, e), state->n_sms);
-    // on average an expert has fewer rows than a tile
-    plan.height = m <= std::max(8, 2 * e) ? 8 : m <= 8 * e ? 16 : 64;
-    plan.direct = columns.direct(plan.j, plan.height);
-    int tiles = expert_tiles(m, e, plan.height) * columns.tiles(plan.j);
-    plan.grid = dim3(std::min(state->n_sms, tiles));
-    plan_ring(state, plan, k, ceil_div(tiles, plan.grid.x), (e + 1) * sizeof(int));
-    return plan;
+    const struct matmul *s = c.shape;
+    const bool few = s->offsets
+                         ? s->n_experts <= MAX_EXPERTS && s->m <= std::max(64, 32 * s->n_experts)
+                         : s->m <= MAX_ROWS || s->n % 2 != 0;
+    return few && on_hopper(dev) && s->in == DT_BF16 && !s->scales && !s->mx_scales &&
+           !s->trans_a && s->trans_b && s->k % CHUNK == 0 && s->k > 0 &&
+           aligned(16, {c.a, c.b}, {}) && aligned(8, {c.c}, {});
 }
 
-// j is 0 where the call is not for few rows.
+// j is 0 where it is not for few rows, or no tile fits.
 template <epilogue END>
 static few_plan few_plan_of(struct device *dev, const matmul_call &call, const few_args &p)
 {
     struct cuda_state *state = cuda_use(dev);
-    const struct matmul *s = call.shape;
-    const int m = s->m, e = p.n_experts;
-    const few_plan none = {};
-    if (!on_hopper(dev) || s->in != DT_BF16 || s->scales || s->mx_scales || s->trans_a ||
-        !s->trans_b || s->k % CHUNK != 0 || s->k <= 0 || !aligned(16, {call.a, call.b}, {}) ||
-        !aligned(8, {p.c}, {}))
-        return none;
-    const few_columns columns = {END, s->n, p.apart, p.peers.size > 0};
-    if (e > 0)
-        return e > MAX_EXPERTS || (m > 64 && m > 32 * e) ? none
-                                                         : plan_experts(state, columns, m, s->k, e);
-    // cuBLASLt keeps the order for any number of rows, but not where C's rows are odd.
-    if (m > MAX_ROWS && s->n % 2 == 0) return none;
-    const int height = std::min(ceil_div(m, 8) * 8, MAX_ROWS);
-    return plan_few(state, columns, s->k, height, ceil_div(m, height));
+    const int m = p.m, e = p.n_experts, sms = state->n_sms;
+    const few_columns columns = {END, p.n, p.apart, p.peers.size > 0};
+    few_plan plan = {};
+    if (!is_for_few(dev, call)) return plan;
+    plan.height = std::min(ceil_div(m, 8) * 8, MAX_ROWS);
+    // on average an expert has fewer rows than a tile
+    if (e > 0) plan.height = m <= std::max(8, 2 * e) ? 8 : m <= 8 * e ? 16 : 64;
+    const int down = e > 0 ? 1 : ceil_div(m, plan.height), across = std::max(1, sms / down);
+    plan.j = e > 0 ? cheapest_tile(columns, busy_experts(m, e), sms) : tile_of(columns, across);
+    if (!plan.j) return plan;
+    const int tiles = columns.tiles(plan.j) * (e > 0 ? expert_tiles(m, e, plan.height) : 1);
+    const int rounds = ceil_div(tiles, across);
+    plan.direct = columns.direct(plan.j, plan.height);
+    plan.grid = dim3(e > 0 ? std::min(sms, tiles) : ceil_div(tiles, rounds), down);
+    plan_ring(state, plan, p.k, rounds, e > 0 ? (e + 1) * sizeof(int) : 0);
+    return plan;
 }
 
 template <epilogue END> static bool takes(struct device *dev, const matmul_call &call)
@@ -524,10 +480,23 @@ template <epilogue END> static bool takes(struct device *dev, const matmul_call 
     return few_plan_of<END>(dev, call, few_args_of<END>(call)).j;
 }
 
-template <epilogue END>
-static void few(struct device *dev, const matmul_call &call, const few_args &p)
+// p: all but what the plan says.
+template <epilogue END> static void few(struct device *dev, const matmul_call &call, few_args p)
 {
-    launch_few<END>(dev, few_plan_of<END>(dev, call, p), call.a, call.b, p);
+    const few_plan plan = few_plan_of<END>(dev, call, p);
+    CUtensorMap a_map, b_map;
+    boxes a_boxes = {p.m, p.k, 0, plan.height, plan.chunks};
+    boxes b_boxes = {(int64_t)p.n * std::max(1, p.n_experts), p.k, p.apart, plan.j * 8,
+                     plan.chunks};
+    if (!map_of(dev, &a_map, call.a, a_boxes) || !map_of(dev, &b_map, call.b, b_boxes)) return;
+    p.height = plan.height;
+    p.tiles = few_columns{END, p.n, p.apart, false}.tiles(plan.j);
+    p.stages = plan.stages;
+    auto launch = [&](auto j) {
+        cuda_launch(dev, "matmul of few rows", few_kernel_of<END, decltype(j)::value>(plan),
+                    plan.grid, plan.groups * 128 + 32, plan.shared, a_map, b_map, p);
+    };
+    with_tile<END>(plan.j, launch, tile_sizes());
 }
 
 // ---- variants ----------------------------------------------------------------------------------

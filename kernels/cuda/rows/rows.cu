@@ -559,32 +559,25 @@ __global__ void widen_mxfp4_kernel(T *w, const uint32_t *codes, const uint8_t *s
     store<T, 8>(w + unit * 8, x);
 }
 
-wide_weights::wide_weights(struct device *dev, const void *narrow, const uint8_t *mx_scales,
-                           int64_t rows, int cols, enum dtype dt)
-    : kept(dev, rows * cols * dtype_size(dt)), w(kept.memory)
-{
-    if (!kept.memory) return;
-    with_type(dt, [&](auto t) {
-        using T = decltype(t);
-        const int64_t n = rows * cols / 8;
-        cuda_launch(dev, "weights of mxfp4", widen_mxfp4_kernel<T>, ceil_div(n, THREADS), THREADS,
-                    0, (T *)w, (const uint32_t *)narrow, mx_scales, n);
-    });
-}
-
 wide_weights::wide_weights(struct device *dev, const void *narrow, const int8_t *scales,
-                           int64_t rows, int cols, enum dtype dt, gradient_dtype of)
-    : kept(dev, scales ? rows * cols * dtype_size(dt) : 0), w(scales ? kept.memory : narrow)
+                           int64_t rows, int cols, enum dtype dt, gradient_dtype of,
+                           const uint8_t *mx_scales)
+    : kept(dev, scales || mx_scales ? rows * cols * dtype_size(dt) : 0),
+      w(scales || mx_scales ? kept.memory : narrow)
 {
     if (!kept.memory) return;
     with_type(dt, [&](auto t) {
         using T = decltype(t);
-        const bool fits = in_sixteens(narrow, (const T *)w, cols);
-        const int v = fits ? 16 : 1;
+        const bool fits = !mx_scales && in_sixteens(narrow, (const T *)w, cols);
+        const int v = mx_scales ? 8 : fits ? 16 : 1;
         const int64_t n = rows * cols / v;
         const auto kernel = fits ? widen_kernel<T, 16> : widen_kernel<T, 1>;
-        cuda_launch(dev, "weights of e4m3", kernel, ceil_div(n, THREADS), THREADS, 0, (T *)w,
-                    (const uint8_t *)narrow, scales, (unsigned)n, (unsigned)(cols / v), of);
+        if (mx_scales)
+            cuda_launch(dev, "weights of mxfp4", widen_mxfp4_kernel<T>, ceil_div(n, THREADS),
+                        THREADS, 0, (T *)w, (const uint32_t *)narrow, mx_scales, n);
+        else
+            cuda_launch(dev, "weights of e4m3", kernel, ceil_div(n, THREADS), THREADS, 0, (T *)w,
+                        (const uint8_t *)narrow, scales, (unsigned)n, (unsigned)(cols / v), of);
     });
 }
 
