@@ -301,6 +301,12 @@ template <int J> INLINE void settle(uint32_t (&left)[J][4])
     unrolled<J, 4>([&](int i, int e) { asm volatile("" : "+r"(left[i][e])::"memory"); });
 }
 
+// Threads of the block's first so many warpgroups meet.
+template <int GROUPS> INLINE void groups_sync()
+{
+    asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");
+}
+
 // The registers that a thread of this warpgroup may have from now on.
 template <int N> INLINE void fewer_registers()
 {

@@ -122,12 +122,6 @@ INLINE void few_copy(few_ring ring, const CUtensorMap *a_map, const CUtensorMap 
     }
 }
 
-// Threads of the groups, which are all but the last warp's, meet.
-template <int GROUPS> INLINE void groups_sync()
-{
-    asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");
-}
-
 #endif
 
 // ---- launches ----------------------------------------------------------------------------------

@@ -34,12 +34,23 @@ static int blocks_of(int down, int columns)
     return ceil_div(down, GROUP) * GROUP * columns;
 }
 
-// The result, its operands and their sizes.
+// The result, its operands and their sizes: rows of all experts; of a gradient its matrices are
+// (n, k).
 template <typename T, typename U> struct experts_args {
     U *c;
     const T *l, *r;
     const int32_t *offsets;
-    int n_experts, n, k;
+    int n_experts, n, k, rows;
+
+    experts_args(const matmul_call &call)
+        : c((U *)call.c), l((const T *)call.a), r((const T *)call.b), offsets(call.shape->offsets),
+          n_experts(call.shape->n_experts), n(call.shape->n), k(call.shape->k), rows(call.shape->m)
+    {
+        if (!call.shape->trans_a) return;
+        n = call.shape->m;
+        k = call.shape->n;
+        rows = call.shape->k;
+    }
 };
 
 // What a block computes: a tile of an expert's result, (0, 0) of which is at c, of p_end terms.
@@ -108,20 +119,11 @@ __global__ void __launch_bounds__(TILE::threads, TILE::blocks) experts_kernel(ex
 
 // ---- launches ----------------------------------------------------------------------------------
 
-// What the kernels' n, k and rows are of a call's sizes: of a gradient its matrices are (n, k).
-struct experts_sizes {
-    int n, k, rows;
-};
-static experts_sizes sizes_of(const struct matmul *s)
-{
-    return s->trans_a ? experts_sizes{s->m, s->n, s->k} : experts_sizes{s->n, s->k, s->m};
-}
-
 // Whether rows of bf16 of any operand can be copied 16 bytes at a time.
 bool experts_mma_takes(struct device *, const matmul_call &c)
 {
-    const experts_sizes of = sizes_of(c.shape);
-    return c.shape->offsets && c.shape->in == DT_BF16 && of.n % 8 == 0 && of.k % 8 == 0 &&
+    const struct matmul *s = c.shape;
+    return s->offsets && s->in == DT_BF16 && s->n % 8 == 0 && (s->trans_a ? s->m : s->k) % 8 == 0 &&
            aligned(16, {c.c, c.a, c.b}, {});
 }
 
@@ -129,13 +131,10 @@ bool experts_mma_takes(struct device *, const matmul_call &c)
 template <typename TILE, typename T, typename U>
 static void launch_tiles(struct device *dev, const matmul_call &c)
 {
-    const experts_sizes of = sizes_of(c.shape);
-    const int e = c.shape->n_experts;
-    const experts_args<T, U> a = {
-        (U *)c.c, (const T *)c.a, (const T *)c.b, c.shape->offsets, e, of.n, of.k};
-    dim3 grid(blocks_of(expert_tiles(of.rows, e, TILE::rows), ceil_div(of.n, TILE::cols)));
+    const experts_args<T, U> a(c);
+    dim3 grid(blocks_of(expert_tiles(a.rows, a.n_experts, TILE::rows), ceil_div(a.n, TILE::cols)));
     if (TILE::l_across)
-        grid = dim3(blocks_of(ceil_div(of.n, TILE::rows), ceil_div(of.k, TILE::cols)), e);
+        grid = dim3(blocks_of(ceil_div(a.n, TILE::rows), ceil_div(a.k, TILE::cols)), a.n_experts);
     cuda_launch(dev, TILE::l_across ? "gradient of experts' weights" : "experts' matmuls",
                 experts_kernel<TILE, T, U>, grid, TILE::threads, TILE::shared, a);
 }
@@ -201,12 +200,6 @@ void experts_plain(struct device *dev, const matmul_call &c)
 #define BOX              (64 * DEPTH * 2) // bytes of 64 rows or columns of a stage
 #define STAGE            ((ROWS + WIDTH) / 64 * BOX)
 
-template <typename U> struct wgmma_args {
-    U *c;
-    const int32_t *offsets;
-    int n_experts, m, n, k;
-};
-
 // What a block computes: of one expert, or of all rows.
 struct wgmma_tile {
     int expert, i, i_end, j, p, p_end;
@@ -216,7 +209,7 @@ struct wgmma_tile {
 
 // The tile of this number.
 template <bool GRADIENT, typename U>
-INLINE wgmma_tile numbered_tile(const int *before, const wgmma_args<U> &a, int number)
+INLINE wgmma_tile numbered_tile(const int *before, const experts_args<bf16, U> &a, int number)
 {
     int columns = ((GRADIENT ? a.k : a.n) + WIDTH - 1) / WIDTH;
     expert_tile t = find_expert_tile(before, a.n_experts, columns, number);
@@ -245,12 +238,6 @@ INLINE void copy_stage(uint32_t to, uint32_t full, const CUtensorMap *l_map,
         copy_box(to, r_map, p, t.j, matrix, full);
 }
 
-// Threads of the groups meet.
-INLINE void groups_sync()
-{
-    asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");
-}
-
 // Zeros for the rows of p from `rows` up to the next multiple of 16, in all of a stage's boxes.
 template <int BOXES> INLINE void clear_rows(char *stage, int rows)
 {
@@ -260,7 +247,7 @@ template <int BOXES> INLINE void clear_rows(char *stage, int rows)
         *(uint4 *)(stage + box * BOX + rows * 128 + in_box * 16) = make_uint4(0, 0, 0, 0);
     }
     fence_async();
-    groups_sync();
+    groups_sync<GROUPS>();
 }
 
 // A group's sums of a tile.
@@ -281,19 +268,11 @@ INLINE void tile_sums(float (&sum)[N_SUMS], stage_ring &ring, char *stages, cons
         if (L_ACROSS && t.p_end - p < steps * 16)
             clear_rows<BOXES>(stages + (ring.stage() - ring.first), t.p_end - p);
         wgmma_fence();
-        if (steps == DEPTH / 16) {
-#pragma unroll
-            for (int q = 0; q < DEPTH / 16; q++)
+        unrolled<DEPTH / 16>([&](int q) {
+            if (!L_ACROSS || q < steps)
                 wgmma_of<L_ACROSS, R_ACROSS>(sum, a + q * (L_ACROSS ? 128 : 2),
                                              b + q * (R_ACROSS ? 128 : 2));
-        } else {
-#pragma unroll 1
-            for (int q = 0; q < steps; q++) {
-                wgmma_fence();
-                wgmma_of<L_ACROSS, R_ACROSS>(sum, a + q * (L_ACROSS ? 128 : 2),
-                                             b + q * (R_ACROSS ? 128 : 2));
-            }
-        }
+        });
         wgmma_commit();
         wgmma_wait<1>();
         if (before) barrier_arrive(before);
@@ -420,7 +399,7 @@ constexpr size_t wgmma_shared = stages_of<GRADIENT> *STAGE + GROUPS * 4 * spread
 template <bool L_ACROSS, bool R_ACROSS, typename U>
 __global__ void __launch_bounds__(THREADS, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap l_map,
-                 const __grid_constant__ CUtensorMap r_map, wgmma_args<U> a)
+                 const __grid_constant__ CUtensorMap r_map, experts_args<bf16, U> a)
 {
     grid_begin();
 #if HAS_WGMMA
@@ -502,15 +481,14 @@ bool experts_wgmma_takes(struct device *dev, const matmul_call &c)
 template <bool L_ACROSS, bool R_ACROSS, typename U>
 static void launch_wgmma(struct device *dev, const matmul_call &c)
 {
-    const experts_sizes of = sizes_of(c.shape);
-    const int n = of.n, k = of.k, e = c.shape->n_experts;
+    const experts_args<bf16, U> a(c);
+    const int n = a.n, k = a.k, e = a.n_experts;
     CUtensorMap l_map, r_map;
-    tensor_boxes of_l = L_ACROSS ? boxes_of(n, of.rows, 1, DEPTH) : boxes_of(k, of.rows, 1, ROWS);
-    tensor_boxes of_r = L_ACROSS   ? boxes_of(k, of.rows, 1, DEPTH)
+    tensor_boxes of_l = L_ACROSS ? boxes_of(n, a.rows, 1, DEPTH) : boxes_of(k, a.rows, 1, ROWS);
+    tensor_boxes of_r = L_ACROSS   ? boxes_of(k, a.rows, 1, DEPTH)
                         : R_ACROSS ? boxes_of(n, k, e, DEPTH)
                                    : boxes_of(k, n, e, WIDTH);
-    if (!tensor_map(dev, &l_map, c.a, of_l) || !tensor_map(dev, &r_map, c.b, of_r)) return;
-    const wgmma_args<U> a = {(U *)c.c, c.shape->offsets, e, of.rows, n, k};
+    if (!tensor_map(dev, &l_map, a.l, of_l) || !tensor_map(dev, &r_map, a.r, of_r)) return;
     cuda_launch(dev, "experts' matmuls", wgmma_kernel<L_ACROSS, R_ACROSS, U>, cuda_use(dev)->n_sms,
                 THREADS, wgmma_shared<L_ACROSS>, l_map, r_map, a);
 }
