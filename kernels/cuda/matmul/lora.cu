@@ -3,15 +3,17 @@
  * columns, `outer` adds up the factors' gradients. A row's sums run in an order of their own, so
  * that it has the same bits in any batch.
  *
- * In f32 tiles of PLAIN_ROWS rows, of which those of one adapter share its loads, run on ordinary
- * units; in bf16 on tensor cores (mma m16n8k16). What the steps read is large (the rows' vectors)
- * and what they multiply by is small, so each reads its rows once, in 16-byte accesses straight
- * into the fragments of mma: which element is which index of a sum does not matter as long as both
- * sides agree, and the columns of a result may have any order. h goes into mma as two bf16, of
- * which the second is what the first leaves. `shrink` gives each of its warps every eighth 64
- * elements and adds up the warps' sums in their order. A tile is computed once for each adapter
- * that its rows have, and of that the rows that have it are stored: so a row has the same bits in
- * any batch. */
+ * A step's kernel goes over tiles of ROWS rows. A tile is computed once for each adapter that its
+ * rows have, and of that the rows that have it are stored: so a row has the same bits in any batch.
+ * What the steps read is large (the rows' vectors) and what they multiply by is small, so in bf16
+ * each reads its rows once, in 16-byte accesses straight into the fragments of mma m16n8k16: which
+ * element is which index of a sum does not matter as long as both sides agree, and the columns of a
+ * result may have any order. h goes into mma as two bf16, of which the second is what the first
+ * leaves. `shrink` gives each of its warps every eighth 64 elements and adds up the warps' sums in
+ * their order.
+ *
+ * In f32 all run on ordinary units, shrink and outer in kernels of their own, over PLAIN_ROWS rows,
+ * of which those of one adapter share its loads. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/tensor.cuh"
 #include "kernels/dropout.h"
@@ -32,12 +34,7 @@
 #define SLICES        8    // of the rows that a gradient sums: else too few blocks have work
 #define MANY_ROWS     1024
 
-struct lora_view { // lora_args on the device
-    const lora_factors *factors;
-    const int32_t *adapter; // NULL: all rows are of the first
-    const int32_t *row;     // NULL: in order
-    int n_adapters, n_parts, max_rank, rows, k, first[LORA_PARTS + 1];
-    lora_dropout dropout;
+struct lora_view : lora_args {
     lora_grads grads[LORA_PARTS];
 };
 
@@ -108,62 +105,6 @@ __global__ void plain_shrink_kernel(float *h, const float *x, int part0, const l
     }
 }
 
-// The factor of an element of x.
-INLINE float kept(const lora_view &l, int part, int row, int c)
-{
-    if (l.dropout.p <= 0.f) return 1.f;
-    float factors[4];
-    dropped(factors, l, part, row, c / 4);
-    return c % 4 == 0 ? factors[0] : c % 4 == 1 ? factors[1] : c % 4 == 2 ? factors[2] : factors[3];
-}
-
-// y[row][c] += scale * sum of h[p][row][j] * b[c][j] over the part that c is of; or, of the
-// gradient (BACK), dx[row][c] += sum of h[p][row][j] * a[j][c] over all parts. A thread has a
-// column.
-template <bool BACK>
-__global__ void plain_expand_kernel(float *y, const float *h, const lora_view l)
-{
-    grid_begin();
-    const int width = BACK ? l.k : l.first[l.n_parts];
-    const int base = blockIdx.x * PLAIN_ROWS, end = min(base + PLAIN_ROWS, l.rows);
-    const int c = blockIdx.y * THREADS + threadIdx.x;
-    if (c >= width) return;
-    for (int at = base, to; at < end; at = to) {
-        to = run_end(l, at, end);
-        const int adapter = adapter_of(l, at);
-        if (adapter < 0) continue;
-        float total[PLAIN_ROWS] = {}, scale = 0;
-        for (int p = 0; p < l.n_parts; p++) {
-            if (!BACK && (c < l.first[p] || c >= l.first[p + 1])) continue;
-            const lora_factors f = l.factors[p * l.n_adapters + adapter];
-            if (!f.a) continue;
-            const float *weights = BACK ? (const float *)f.a + c
-                                        : (const float *)f.b + (int64_t)(c - l.first[p]) * f.rank;
-            float sum[PLAIN_ROWS] = {};
-            scale = BACK ? 1.f : f.scale;
-            for (int j = 0; j < f.rank; j++) {
-                const float w = weights[BACK ? (int64_t)j * l.k : j];
-#pragma unroll
-                for (int i = 0; i < PLAIN_ROWS; i++)
-                    if (base + i >= at && base + i < to)
-                        sum[i] =
-                            fmaf(h[((int64_t)p * l.rows + base + i) * l.max_rank + j], w, sum[i]);
-            }
-#pragma unroll
-            for (int i = 0; i < PLAIN_ROWS; i++)
-                if (base + i >= at && base + i < to)
-                    total[i] += BACK ? sum[i] * kept(l, p, base + i, c) : sum[i];
-        }
-        if (scale == 0.f) continue; // the adapter leaves this column alone
-#pragma unroll
-        for (int i = 0; i < PLAIN_ROWS; i++) {
-            if (base + i < at || base + i >= to) continue;
-            float *out = y + (int64_t)(base + i) * width + c;
-            *out = fmaf(scale, total[i], *out);
-        }
-    }
-}
-
 // b[c][j] += scale * sum over rows of dy[row][c] * h[row][j] for the part's columns (B); or a[j][c]
 // += sum over rows of x[row][c] * h[row][j]. A thread has a column and PLAIN_RANKS directions.
 template <bool B>
@@ -194,42 +135,7 @@ __global__ void plain_outer_kernel(const float *x, const float *h, int part0, co
                 B ? f.scale * sum[j] : sum[j];
 }
 
-static int widest_part(const lora_view &l)
-{
-    int n = 0;
-    for (int p = 0; p < l.n_parts; p++) n = max(n, l.first[p + 1] - l.first[p]);
-    return n;
-}
-
-static void plain_shrink(struct device *dev, float *h, const void *x, int part0, int n,
-                         const lora_view &l, bool back)
-{
-    const bool fits = aligned(16, {x}, {(int64_t)(l.k * sizeof(float))});
-    cuda_launch(dev, "lora",
-                back   ? plain_shrink_kernel<1, true>
-                : fits ? plain_shrink_kernel<4, false>
-                       : plain_shrink_kernel<1, false>,
-                dim3(ceil_div(l.rows, PLAIN_ROWS), n), THREADS, 0, h, x, part0, l);
-}
-
-static void plain_expand(struct device *dev, void *y, const float *h, const lora_view &l, bool back,
-                         bool)
-{
-    const int width = back ? l.k : l.first[l.n_parts];
-    cuda_launch(dev, "lora", back ? plain_expand_kernel<true> : plain_expand_kernel<false>,
-                dim3(ceil_div(l.rows, PLAIN_ROWS), ceil_div(width, THREADS)), THREADS, 0, y, h, l);
-}
-
-static void plain_outer(struct device *dev, float *, const void *x, const float *h, int part0,
-                        int n, const lora_view &l, bool of_b)
-{
-    const int width = of_b ? widest_part(l) : l.k;
-    const dim3 grid(ceil_div(width, 32), ceil_div(l.max_rank, PLAIN_RANKS * THREADS / 32), n);
-    cuda_launch(dev, "lora_back", of_b ? plain_outer_kernel<true> : plain_outer_kernel<false>, grid,
-                THREADS, 0, x, h, part0, l);
-}
-
-// ---- bf16 --------------------------------------------------------------------------------------
+// ---- tiles -------------------------------------------------------------------------------------
 
 // `outer` sums the rows in so many slices, each (columns of all parts, max_rank) f32.
 static int lora_slices(int rows, int max_rank)
@@ -408,7 +314,7 @@ INLINE void load_h(uint32_t (&ret_high)[4], uint32_t (&ret_low)[4], const float 
 // sum[q][i] += h times the factor, for columns c0 + 16 q + 4 t + {i, 2 + i} of the part, which has
 // n. FULL: that is a multiple of 64, and the rank of 4.
 template <bool BACK, bool FULL, int Q>
-INLINE void expand_sums(float (&sum)[Q][2][4], const float *h0, const float *h1,
+INLINE void expand_sums(bf16, float (&sum)[Q][2][4], const float *h0, const float *h1,
                         const lora_factors &f, int c0, int n)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -437,6 +343,21 @@ INLINE void expand_sums(float (&sum)[Q][2][4], const float *h0, const float *h1,
             }
         }
     }
+}
+
+// The same in f32; columns from n on have any sums.
+template <bool BACK, bool FULL, int Q>
+INLINE void expand_sums(float, float (&sum)[Q][2][4], const float *h0, const float *h1,
+                        const lora_factors &f, int c0, int n)
+{
+    const float *weights = (const float *)(BACK ? f.a : f.b);
+    for (int j = 0; j < f.rank; j++)
+        unrolled<Q, 4>([&](int q, int i) {
+            const int c = min(c0 + 16 * q + (int)threadIdx.x % 4 * 4 + i, n - 1);
+            const float w = weights[BACK ? (int64_t)j * n + c : (int64_t)c * f.rank + j];
+            sum[q][i % 2][i / 2] = fmaf(h0[j], w, sum[q][i % 2][i / 2]);
+            sum[q][i % 2][2 + i / 2] = fmaf(h1[j], w, sum[q][i % 2][2 + i / 2]);
+        });
 }
 
 // Four elements of y, as they lie.
@@ -481,13 +402,6 @@ template <typename Y> INLINE void store_four(Y *y, const float (&v)[4], int c, i
         if (c + i < n) y[c + i] = from_f32<Y>(v[i]);
 }
 
-// What the parts' dropout keeps of columns c .. c + 3.
-INLINE void keep_four(float (&ret)[4], const lora_view &l, int part, int row, int c)
-{
-    ret[0] = ret[1] = ret[2] = ret[3] = 1.f;
-    if (l.dropout.p > 0.f) dropped(ret, l, part, row, c / 4);
-}
-
 // A lane's elements of a tile's rows of y, from column c0 on, which expand_tile() adds to: all at
 // once, so that they are on their way while it computes.
 template <typename Y, int Q>
@@ -512,8 +426,9 @@ INLINE void add_part(float (&total)[Q][2][4], const float (&sum)[Q][2][4], const
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float kept[4] = {1.f, 1.f, 1.f, 1.f};
-            if (BACK)
-                keep_four(kept, l, part, min(base + g + 8 * half, end - 1), c0 + 16 * q + 4 * t);
+            if (BACK && l.dropout.p > 0.f)
+                dropped(kept, l, part, min(base + g + 8 * half, end - 1),
+                        (c0 + 16 * q + 4 * t) / 4);
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 total[q][i % 2][2 * half + i / 2] += kept[i] * sum[q][i % 2][2 * half + i / 2];
@@ -524,7 +439,7 @@ INLINE void add_part(float (&total)[Q][2][4], const float (&sum)[Q][2][4], const
 // of those of the tile's rows that have it (`of`: tile_adapters()). h: of the tile's first row, a
 // part after the other; y: of its first column; before: load_tile(). packed: rows of y are aligned
 // to four columns. For all lanes of a warp.
-template <bool BACK, typename Y, int Q>
+template <typename T, bool BACK, typename Y, int Q>
 INLINE void expand_tile(Y *y, const four<Y> (&before)[2][Q], const float *h, int part0, int parts,
                         int adapter, int of, int base, int c0, bool packed, const lora_view &l)
 {
@@ -540,9 +455,9 @@ INLINE void expand_tile(Y *y, const four<Y> (&before)[2][Q], const float *h, int
         float sum[Q][2][4] = {};
         scale = BACK ? 1.f : f.scale;
         if (n % COLUMNS == 0 && f.rank % 4 == 0)
-            expand_sums<BACK, true>(sum, h0, h1, f, c0, n);
+            expand_sums<BACK, true>(T(), sum, h0, h1, f, c0, n);
         else
-            expand_sums<BACK, false>(sum, h0, h1, f, c0, n);
+            expand_sums<BACK, false>(T(), sum, h0, h1, f, c0, n);
         add_part<BACK>(total, sum, l, p, base, end, c0);
     }
 #pragma unroll
@@ -562,9 +477,9 @@ INLINE void expand_tile(Y *y, const four<Y> (&before)[2][Q], const float *h, int
 
 // A warp has FEWER_COLUMNS of a part (blockIdx.z); of the gradient (BACK) of dx, which has all
 // parts' sums.
-template <bool BACK, typename Y>
+template <typename T, bool BACK, typename Y>
 __global__ void __launch_bounds__(THREADS, 3)
-    mma_expand_kernel(Y *y, const float *h, bool packed, const lora_view l)
+    expand_kernel(Y *y, const float *h, bool packed, const lora_view l)
 {
     grid_begin();
     const int part = BACK ? 0 : blockIdx.z;
@@ -578,8 +493,8 @@ __global__ void __launch_bounds__(THREADS, 3)
     four<Y> before[2][FEWER_COLUMNS / 16];
     load_tile(before, y, BACK ? l.k : l.first[l.n_parts], base, end, c0, n, packed);
     for (uint32_t todo = tile_adapters(l, base, end, of); todo; todo &= todo - 1)
-        expand_tile<BACK>(y, before, h, part, BACK ? l.n_parts : 1,
-                          __shfl_sync(~0u, of, __ffs(todo) - 1), of, base, c0, packed, l);
+        expand_tile<T, BACK>(y, before, h, part, BACK ? l.n_parts : 1,
+                             __shfl_sync(~0u, of, __ffs(todo) - 1), of, base, c0, packed, l);
 }
 
 // shrink and expand of few rows: each block has h of its tile in shared memory, and computes it
@@ -610,7 +525,8 @@ __global__ void __launch_bounds__(THREADS, AT_ONCE > 2 ? 1 : 2)
             if (j < f.rank) h[threadIdx.x / RANKS * l.max_rank + j] = all;
         }
         __syncthreads();
-        if (c0 < n) expand_tile<false>(y, before, h, part, 1, adapter, of, base, c0, y_packed, l);
+        if (c0 < n)
+            expand_tile<bf16, false>(y, before, h, part, 1, adapter, of, base, c0, y_packed, l);
         __syncthreads(); // h was read
     }
 }
@@ -708,20 +624,36 @@ __global__ void mma_outer_add_kernel(const float *sums, int slices, int part0, c
     to[i] += B ? f.scale * sum : sum;
 }
 
-// ---- launches -----------------------------------------------------------------------------------
+// ---- the steps ---------------------------------------------------------------------------------
 
-// Whether rows of the parts' columns, or of x, are aligned to n elements of so many bytes.
-static bool rows_aligned(const void *x, const lora_view &l, bool parts, int n,
-                         size_t element = sizeof(bf16))
+static int widest_part(const lora_view &l)
 {
-    bool fits = aligned(n * element, {x}, {});
+    int n = 0;
+    for (int p = 0; p < l.n_parts; p++) n = max(n, l.first[p + 1] - l.first[p]);
+    return n;
+}
+
+// Whether rows of the parts' columns, or of x, are aligned to n elements.
+template <typename T> static bool rows_aligned(const T *x, const lora_view &l, bool parts, int n)
+{
+    bool fits = aligned(n * sizeof(T), {x}, {});
     if (!parts) return fits && l.k % n == 0;
     for (int p = 0; p <= l.n_parts; p++) fits = fits && l.first[p] % n == 0;
     return fits;
 }
 
-static void mma_shrink(struct device *dev, float *h, const void *x, int part0, int n,
-                       const lora_view &l, bool back)
+// h = x a^T of parts part0 .. part0 + n - 1; or, of the gradient (back), scale * dy b, dy being x.
+static void shrink(struct device *dev, float *h, const float *x, int part0, int n,
+                   const lora_view &l, bool back)
+{
+    cuda_launch(dev, "lora",
+                back                           ? plain_shrink_kernel<1, true>
+                : rows_aligned(x, l, false, 4) ? plain_shrink_kernel<4, false>
+                                               : plain_shrink_kernel<1, false>,
+                dim3(ceil_div(l.rows, PLAIN_ROWS), n), THREADS, 0, h, x, part0, l);
+}
+static void shrink(struct device *dev, float *h, const bf16 *x, int part0, int n,
+                   const lora_view &l, bool back)
 {
     const dim3 grid(ceil_div(l.rows, ROWS), n, ceil_div(l.max_rank, RANKS));
     cuda_launch(dev, "lora", back ? mma_shrink_kernel<true> : mma_shrink_kernel<false>, grid,
@@ -729,62 +661,41 @@ static void mma_shrink(struct device *dev, float *h, const void *x, int part0, i
                 l);
 }
 
-static void mma_expand(struct device *dev, void *y, const float *h, const lora_view &l, bool back,
-                       bool f32)
+// y += scale * h b^T of all parts; or (BACK) dx += h a, dx being y.
+template <typename T, bool BACK, typename Y>
+static void expand(struct device *dev, Y *y, const float *h, const lora_view &l)
 {
-    const int width = back ? l.k : widest_part(l);
-    const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(width, WARPS * FEWER_COLUMNS),
-                    back ? 1 : l.n_parts);
-    if (f32) // logits
-        cuda_launch(dev, "lora", mma_expand_kernel<false, float>, grid, THREADS, 0, y, h,
-                    rows_aligned(y, l, true, 4, sizeof(float)), l);
-    else
-        cuda_launch(dev, "lora",
-                    back ? mma_expand_kernel<true, bf16> : mma_expand_kernel<false, bf16>, grid,
-                    THREADS, 0, y, h, rows_aligned(y, l, !back, 4), l);
+    const dim3 grid(ceil_div(l.rows, ROWS),
+                    ceil_div(BACK ? l.k : widest_part(l), WARPS * FEWER_COLUMNS),
+                    BACK ? 1 : l.n_parts);
+    cuda_launch(dev, "lora", expand_kernel<T, BACK, Y>, grid, THREADS, 0, y, h,
+                rows_aligned(y, l, !BACK, 4), l);
 }
 
-static void few(struct device *dev, void *y, const void *x, const lora_view &l)
+// Gradients of b from dy and h, dy being x (B); or of a from x and dh, of the parts as above. sums:
+// of lora_slices(), in bf16.
+template <bool B>
+static void outer(struct device *dev, float *, const float *x, const float *h, int part0, int n,
+                  const lora_view &l)
 {
-    const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(widest_part(l), WARPS * COLUMNS), l.n_parts);
-    cuda_launch(dev, "lora", l.k < LONG ? few_kernel<2> : few_kernel<4>, grid, THREADS,
-                ROWS * l.max_rank * sizeof(float), y, x, rows_aligned(x, l, false, 8),
-                rows_aligned(x, l, false, 64), rows_aligned(y, l, true, 4), l);
+    const dim3 grid(ceil_div(B ? widest_part(l) : l.k, 32),
+                    ceil_div(l.max_rank, PLAIN_RANKS * THREADS / 32), n);
+    cuda_launch(dev, "lora_back", plain_outer_kernel<B>, grid, THREADS, 0, x, h, part0, l);
 }
-
-static void mma_outer(struct device *dev, float *sums, const void *x, const float *h, int part0,
-                      int n, const lora_view &l, bool of_b)
+template <bool B>
+static void outer(struct device *dev, float *sums, const bf16 *x, const float *h, int part0, int n,
+                  const lora_view &l)
 {
-    const int columns = of_b ? widest_part(l) : l.k; // at most, of a part
+    const int columns = B ? widest_part(l) : l.k; // at most, of a part
     const int slices = lora_slices(l.rows, l.max_rank);
     const dim3 grid(ceil_div(columns, COLUMNS), n, ceil_div(l.max_rank, RANKS) * slices);
-    const bool full = rows_aligned(x, l, of_b, COLUMNS);
-    auto kernel = of_b   ? full ? mma_outer_kernel<true, true> : mma_outer_kernel<true, false>
-                    : full ? mma_outer_kernel<false, true>
-                         : mma_outer_kernel<false, false>;
-    cuda_launch(dev, "lora_back", kernel, grid, OUTER_THREADS, 0, sums, slices, x, h, part0,
-                rows_aligned(x, l, of_b, 8), l);
-    cuda_launch(dev, "lora_back", of_b ? mma_outer_add_kernel<true> : mma_outer_add_kernel<false>,
+    const bool full = rows_aligned(x, l, B, COLUMNS);
+    cuda_launch(dev, "lora_back", full ? mma_outer_kernel<B, true> : mma_outer_kernel<B, false>,
+                grid, OUTER_THREADS, 0, sums, slices, x, h, part0, rows_aligned(x, l, B, 8), l);
+    cuda_launch(dev, "lora_back", mma_outer_add_kernel<B>,
                 dim3(ceil_div(columns * l.max_rank, THREADS), n), THREADS, 0, sums, slices, part0,
                 l);
 }
-
-// ---- the operations -----------------------------------------------------------------------------
-
-// The steps of an adapter's passes, of one type of element. Parts part0 .. part0 + n - 1:
-struct lora_steps {
-    // h = x a^T; or, of the gradient (back), scale * dy b, dy being x
-    void (*shrink)(struct device *, float *h, const void *x, int part0, int n, const lora_view &,
-                   bool back);
-    // y += scale * h b^T of all parts; or (back) dx += h a, dx being y. f32: y is, whatever x is
-    void (*expand)(struct device *, void *y, const float *h, const lora_view &, bool back,
-                   bool f32);
-    // Gradients of b from dy and h; or of a from x and dh. l.grads is read. sums: lora_slices()
-    void (*outer)(struct device *, float *sums, const void *x, const float *h, int part0, int n,
-                  const lora_view &, bool of_b);
-};
-static const struct lora_steps lora_f32 = {plain_shrink, plain_expand, plain_outer};
-static const struct lora_steps lora_bf16 = {mma_shrink, mma_expand, mma_outer};
 
 // to (rows, k) = x times the part's dropout. A thread has four columns.
 template <typename T> __global__ void drop_kernel(T *to, const T *x, int part, const lora_view l)
@@ -801,30 +712,14 @@ template <typename T> __global__ void drop_kernel(T *to, const T *x, int part, c
                 from_f32<T>(factors[i] * to_f32(x[(int64_t)row * l.k + c + i]));
 }
 
-static lora_view view_of(const struct lora_args *l)
-{
-    lora_view v = {};
-    v.factors = l->factors;
-    v.adapter = l->adapter;
-    v.row = l->row;
-    v.n_adapters = l->n_adapters;
-    v.n_parts = l->n_parts;
-    v.max_rank = l->max_rank;
-    v.rows = l->rows;
-    v.k = l->k;
-    for (int p = 0; p <= l->n_parts; p++) v.first[p] = l->first[p];
-    v.dropout = l->dropout;
-    return v;
-}
-
 // x itself, or what a part's dropout leaves of it, in `to`.
-static const void *drop(struct device *dev, void *to, const void *x, int part,
-                        const struct lora_args *l, const lora_view &v)
+template <typename T>
+static const T *drop(struct device *dev, void *to, const T *x, int part, const lora_view &l)
 {
-    if (v.dropout.p <= 0.f) return x;
-    launch_typed(l->dt, dev, "dropout", drop_kernel, dim3(v.rows, ceil_div(v.k, 4 * THREADS)),
-                 THREADS, 0, to, x, part, v);
-    return to;
+    if (l.dropout.p <= 0.f) return x;
+    cuda_launch(dev, "dropout", drop_kernel<T>, dim3(l.rows, ceil_div(l.k, 4 * THREADS)), THREADS,
+                0, (T *)to, x, part, l);
+    return (const T *)to;
 }
 
 // h of one pass, in f32; what comes behind it is aligned to 16 bytes.
@@ -875,35 +770,37 @@ struct lora_call {
     const void *dy = NULL;
 };
 
-template <const lora_steps *STEPS> static void forward(struct device *dev, const lora_call &c)
+template <typename T> static void forward(struct device *dev, const lora_call &c)
 {
     struct scratch s;
-    const struct lora_args *l = c.args;
-    const lora_view v = view_of(l);
-    const int at_once = l->dropout.p > 0.f ? 1 : l->n_parts; // parts of the same x
-    if (!take_scratch(dev, l, &s)) return;
-    for (int p = 0; p < l->n_parts; p += at_once)
-        STEPS->shrink(dev, s.h, drop(dev, s.dropped, c.x, p, l, v), p, at_once, v, false);
-    STEPS->expand(dev, c.y, s.h, v, false, l->out == DT_F32);
+    const lora_view l = {*c.args, {}};
+    const int at_once = l.dropout.p > 0.f ? 1 : l.n_parts; // parts of the same x
+    if (!take_scratch(dev, c.args, &s)) return;
+    for (int p = 0; p < l.n_parts; p += at_once)
+        shrink(dev, s.h, drop(dev, s.dropped, (const T *)c.x, p, l), p, at_once, l, false);
+    if (l.out == DT_F32) // also logits in bf16
+        expand<T, false>(dev, (float *)c.y, s.h, l);
+    else
+        expand<T, false>(dev, (T *)c.y, s.h, l);
 }
 
-template <const lora_steps *STEPS> static void back(struct device *dev, const lora_call &c)
+template <typename T> static void back(struct device *dev, const lora_call &c)
 {
     struct scratch s;
-    const struct lora_args *l = c.args;
-    if (!take_scratch(dev, l, &s)) return;
-    lora_view v = view_of(l);
-    v.adapter = NULL;
-    for (int p = 0; p < l->n_parts; p++) v.grads[p] = c.grads[p];
-    const int at_once = l->dropout.p > 0.f ? 1 : l->n_parts; // parts of the same x
-    STEPS->shrink(dev, s.dh, c.dy, 0, l->n_parts, v, true);
-    for (int p = 0; p < l->n_parts; p += at_once) {
-        const void *xp = drop(dev, s.dropped, c.x, p, l, v);
-        STEPS->shrink(dev, s.h, xp, p, at_once, v, false);
-        STEPS->outer(dev, s.sums, xp, s.dh, p, at_once, v, false);
+    const T *dy = (const T *)c.dy;
+    lora_view l = {*c.args, {}};
+    if (!take_scratch(dev, c.args, &s)) return;
+    l.adapter = NULL;
+    for (int p = 0; p < l.n_parts; p++) l.grads[p] = c.grads[p];
+    const int at_once = l.dropout.p > 0.f ? 1 : l.n_parts; // parts of the same x
+    shrink(dev, s.dh, dy, 0, l.n_parts, l, true);
+    for (int p = 0; p < l.n_parts; p += at_once) {
+        const T *x = drop(dev, s.dropped, (const T *)c.x, p, l);
+        shrink(dev, s.h, x, p, at_once, l, false);
+        outer<false>(dev, s.sums, x, s.dh, p, at_once, l);
     }
-    STEPS->outer(dev, s.sums, c.dy, s.h, 0, l->n_parts, v, true);
-    STEPS->expand(dev, c.y, s.dh, v, true, l->dt == DT_F32);
+    outer<true>(dev, s.sums, dy, s.h, 0, l.n_parts, l);
+    expand<T, true>(dev, (T *)c.y, s.dh, l);
 }
 
 static bool is_bf16(struct device *, const lora_call &c)
@@ -918,20 +815,25 @@ static bool is_few(struct device *, const lora_call &c)
            l->max_rank <= FEW_RANKS && l->dropout.p <= 0.f;
 }
 
-static void at_once(struct device *dev, const lora_call &c)
+static void few(struct device *dev, const lora_call &c)
 {
-    few(dev, c.y, c.x, view_of(c.args));
+    const lora_view l = {*c.args, {}};
+    const auto *x = (const bf16 *)c.x;
+    const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(widest_part(l), WARPS * COLUMNS), l.n_parts);
+    cuda_launch(dev, "lora", l.k < LONG ? few_kernel<2> : few_kernel<4>, grid, THREADS,
+                ROWS * l.max_rank * sizeof(float), (bf16 *)c.y, x, rows_aligned(x, l, false, 8),
+                rows_aligned(x, l, false, 64), rows_aligned((bf16 *)c.y, l, true, 4), l);
 }
 
 static const op_variant forward_rows[] = {
-    variant<lora_call, is_few, at_once>(
+    variant<lora_call, is_few, few>(
         "few", "bf16 to bf16 without dropout, up to 128 rows and ranks up to 64: one kernel"),
-    variant<lora_call, is_bf16, forward<&lora_bf16>>("mma", "bf16: shrink, then expand"),
-    variant<lora_call, otherwise, forward<&lora_f32>>("plain", "f32"),
+    variant<lora_call, is_bf16, forward<bf16>>("mma", "bf16: shrink, then expand"),
+    variant<lora_call, otherwise, forward<float>>("plain", "f32"),
 };
 static const op_variant back_rows[] = {
-    variant<lora_call, is_bf16, back<&lora_bf16>>("mma", "bf16"),
-    variant<lora_call, otherwise, back<&lora_f32>>("plain", "f32"),
+    variant<lora_call, is_bf16, back<bf16>>("mma", "bf16"),
+    variant<lora_call, otherwise, back<float>>("plain", "f32"),
 };
 const struct op_variants lora_variants = {OP_lora, 3, forward_rows};
 const struct op_variants lora_back_variants = {OP_lora_back, 2, back_rows};
