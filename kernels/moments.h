@@ -96,38 +96,29 @@ DTYPE_INLINE float moment_value(int32_t code, float largest, int32_t top)
     return code > 0 ? y * largest : 0.0f;
 }
 
-// m: sign in the upper bit.
-DTYPE_INLINE uint8_t moment_pack_m(float m, float inverse, uint32_t noise)
+// squares: of v; else of m, whose sign is in the upper bit.
+DTYPE_INLINE uint8_t moment_pack(float x, float inverse, uint32_t noise, bool squares)
 {
-    int32_t code = moment_code(m, inverse, noise, MOMENT_TOP_M);
-    return (uint8_t)(code <= 0 ? 0 : code | (m < 0 ? 128 : 0));
+    const int32_t code = moment_code(x, inverse, noise, squares ? MOMENT_TOP_V : MOMENT_TOP_M);
+    if (squares) return (uint8_t)(code > 0 ? code : x > 0 && inverse > 0);
+    return (uint8_t)(code <= 0 ? 0 : code | (x < 0 ? 128 : 0));
 }
-DTYPE_INLINE float moment_unpack_m(uint8_t code, float largest)
+DTYPE_INLINE float moment_unpack(uint8_t code, float largest, bool squares)
 {
-    float m = moment_value(code & 127, largest, MOMENT_TOP_M);
+    if (squares) return moment_value(code, largest, MOMENT_TOP_V);
+    const float m = moment_value(code & 127, largest, MOMENT_TOP_M);
     return code & 128 ? -m : m;
 }
 
-DTYPE_INLINE uint8_t moment_pack_v(float v, float inverse, uint32_t noise)
-{
-    int32_t code = moment_code(v, inverse, noise, MOMENT_TOP_V);
-    return (uint8_t)(code > 0 ? code : v > 0 && inverse > 0);
-}
-DTYPE_INLINE float moment_unpack_v(uint8_t code, float largest)
-{
-    return moment_value(code, largest, MOMENT_TOP_V);
-}
-
 // One block of codes that may be of different scales, whose common one is returned. Those of one
-// scale stay as they are; others are rounded anew, to the nearest. squares: they are v's.
+// scale stay as they are; others are rounded anew, to the nearest.
 static inline float moments_join(uint8_t codes[MOMENT_BLOCK], const float scales[MOMENT_BLOCK],
                                  bool squares)
 {
     float values[MOMENT_BLOCK], largest = 0, scale = 0, of_zeros = 0;
     bool same = true;
     for (int i = 0; i < MOMENT_BLOCK; i++) {
-        values[i] =
-            squares ? moment_unpack_v(codes[i], scales[i]) : moment_unpack_m(codes[i], scales[i]);
+        values[i] = moment_unpack(codes[i], scales[i], squares);
         largest = fmaxf(largest, fabsf(values[i]));
         same = same && (codes[i] == 0 || scale == 0 || scale == scales[i]);
         if (codes[i] != 0) scale = scales[i];
@@ -136,8 +127,7 @@ static inline float moments_join(uint8_t codes[MOMENT_BLOCK], const float scales
     if (same) return scale > 0 ? scale : of_zeros;
     const float inverse = moment_inverse(largest);
     for (int i = 0; i < MOMENT_BLOCK; i++)
-        codes[i] = squares ? moment_pack_v(values[i], inverse, 1 << 15)
-                           : moment_pack_m(values[i], inverse, 1 << 15);
+        codes[i] = moment_pack(values[i], inverse, 1 << 15, squares);
     return largest;
 }
 

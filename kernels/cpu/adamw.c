@@ -49,8 +49,8 @@ static void unpack(const struct moments *from, int64_t at, int n, float *m, floa
     const uint8_t *from_m = (const uint8_t *)from->m + at, *from_v = (const uint8_t *)from->v + at;
     float m_scale = from->m_scale[at / MOMENT_BLOCK], v_scale = from->v_scale[at / MOMENT_BLOCK];
     for (int i = 0; i < n; i++) {
-        m[i] = moment_unpack_m(from_m[i], m_scale);
-        v[i] = moment_unpack_v(from_v[i], v_scale);
+        m[i] = moment_unpack(from_m[i], m_scale, false);
+        v[i] = moment_unpack(from_v[i], v_scale, true);
     }
 }
 
@@ -76,8 +76,8 @@ static void pack(const struct moments *to, int64_t at, int n, const float *m, co
     float m_inverse = moment_inverse(m_scale), v_inverse = moment_inverse(v_scale);
     for (int i = 0; i < n; i++) {
         uint32_t noise = moment_noise(first + (uint64_t)i, shape->step);
-        to_m[i] = moment_pack_m(m[i], m_inverse, noise >> 16);
-        to_v[i] = moment_pack_v(v[i], v_inverse, noise & 0xffff);
+        to_m[i] = moment_pack(m[i], m_inverse, noise >> 16, false);
+        to_v[i] = moment_pack(v[i], v_inverse, noise & 0xffff, true);
     }
     to->m_scale[at / MOMENT_BLOCK] = m_scale;
     to->v_scale[at / MOMENT_BLOCK] = v_scale;

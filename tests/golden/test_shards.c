@@ -548,7 +548,7 @@ static float moment_in(const struct safetensors *set, const char *array, const s
     float scale;
     memcpy(&scale, (const char *)scales->data + (size_t)at * sizeof scale, sizeof scale);
     const uint8_t code = ((const uint8_t *)codes->data)[k];
-    return strstr(array, "_sq") ? moment_unpack_v(code, scale) : moment_unpack_m(code, scale);
+    return moment_unpack(code, scale, strstr(array, "_sq") != NULL);
 }
 
 // What one rank makes of the ranks' moments: theirs, but for roundings to the nearest code, a

@@ -233,18 +233,20 @@ TEST(codes_are_stable)
     for (int s = 0; s < 4; s++)
         for (int code = 0; code < 256; code++) {
             float largest = scales[s], inverse = 1 / largest;
-            float m = moment_unpack_m((uint8_t)code, largest);
-            float v = moment_unpack_v((uint8_t)code, largest);
+            float m = moment_unpack((uint8_t)code, largest, false);
+            float v = moment_unpack((uint8_t)code, largest, true);
             // a code's value is at the edge of the range that it stands for, and the inverse is
             // rounded: half the noise is out of reach of that edge on both sides
             int wanted = code == 128 ? 0 : code; // minus 0 is 0
-            assert_int_equal(moment_pack_m(m, inverse, 0x7fff), wanted);
-            assert_int_equal(moment_pack_v(v, inverse, 0x7fff), code);
+            assert_int_equal(moment_pack(m, inverse, 0x7fff, false), wanted);
+            assert_int_equal(moment_pack(v, inverse, 0x7fff, true), code);
             assert_true(fabsf(m) <= largest && v >= 0 && v <= largest);
-            if (code > 0) assert_true(v > 0 && v > moment_unpack_v((uint8_t)(code - 1), largest));
+            if (code > 0)
+                assert_true(v > 0 && v > moment_unpack((uint8_t)(code - 1), largest, true));
         }
-    assert_true(moment_unpack_m(127, 0.3f) == 0.3f && moment_unpack_m(255, 0.3f) == -0.3f);
-    assert_true(moment_unpack_v(255, 0.3f) == 0.3f);
+    assert_true(moment_unpack(127, 0.3f, false) == 0.3f &&
+                moment_unpack(255, 0.3f, false) == -0.3f);
+    assert_true(moment_unpack(255, 0.3f, true) == 0.3f);
 }
 
 // The mean over the noise is the value; v does not become 0, m does where it is negligible.
@@ -254,8 +256,8 @@ TEST(rounding_has_no_bias)
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
         double m = 0, v = 0, half = 0, x = values[i];
         for (uint32_t noise = 0; noise < 65536; noise++) {
-            m += moment_unpack_m(moment_pack_m(-values[i], 1, noise), 1);
-            v += moment_unpack_v(moment_pack_v(values[i], 1, noise), 1);
+            m += moment_unpack(moment_pack(-values[i], 1, noise, false), 1, false);
+            v += moment_unpack(moment_pack(values[i], 1, noise, true), 1, true);
             half += f32_from_bf16(moment_to_bf16(values[i], noise));
         }
         // exact but for the bits that lie below the noise's
@@ -264,12 +266,12 @@ TEST(rounding_has_no_bias)
         assert_near(half / 65536, x, 1e-6 * x);
     }
     for (uint32_t noise = 0; noise < 65536; noise += 5) {
-        assert_int_equal(moment_pack_v(1e-20f, 1, noise), 1);
-        assert_int_equal(moment_pack_m(1e-6f, 1, noise), 0);
-        assert_int_equal(moment_pack_v(0, 1, noise), 0);
-        assert_int_equal(moment_pack_m(0, 1, noise), 0);
-        assert_int_equal(moment_pack_v(0, moment_inverse(0), noise), 0);
-        assert_int_equal(moment_pack_m(1e-40f, moment_inverse(1e-40f), noise), 0);
+        assert_int_equal(moment_pack(1e-20f, 1, noise, true), 1);
+        assert_int_equal(moment_pack(1e-6f, 1, noise, false), 0);
+        assert_int_equal(moment_pack(0, 1, noise, true), 0);
+        assert_int_equal(moment_pack(0, 1, noise, false), 0);
+        assert_int_equal(moment_pack(0, moment_inverse(0), noise, true), 0);
+        assert_int_equal(moment_pack(1e-40f, moment_inverse(1e-40f), noise, false), 0);
     }
     double sum = 0, both = 0;
     enum { N = 100000 };

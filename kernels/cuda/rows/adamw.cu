@@ -23,37 +23,23 @@ INLINE float adamw_step(float p, float &m, float &v, float g, const adamw_factor
 
 // A moment in memory: f32, bf16 bits, or an 8-bit code of its block's largest (scale; inverse: of
 // what the block's largest is now).
-template <typename M> INLINE float m_of(M x, float scale)
+template <typename M> INLINE float moment_of(M x, float scale, bool squares)
 {
     if constexpr (sizeof(M) == 4)
         return x;
     else if constexpr (sizeof(M) == 2)
         return f32_from_bf16(x);
     else
-        return moment_unpack_m(x, scale);
+        return moment_unpack(x, scale, squares);
 }
-template <typename M> INLINE float v_of(M x, float scale)
-{
-    if constexpr (sizeof(M) == 1)
-        return moment_unpack_v(x, scale);
-    else
-        return m_of<M>(x, scale);
-}
-template <typename M> INLINE M m_kept(float x, float inverse, uint32_t noise)
+template <typename M> INLINE M moment_kept(float x, float inverse, uint32_t noise, bool squares)
 {
     if constexpr (sizeof(M) == 4)
         return x;
     else if constexpr (sizeof(M) == 2)
         return moment_to_bf16(x, noise);
     else
-        return moment_pack_m(x, inverse, noise);
-}
-template <typename M> INLINE M v_kept(float x, float inverse, uint32_t noise)
-{
-    if constexpr (sizeof(M) == 1)
-        return moment_pack_v(x, inverse, noise);
-    else
-        return m_kept<M>(x, inverse, noise);
+        return moment_pack(x, inverse, noise, squares);
 }
 
 #define LANE 4 // parameters of a lane: a warp does one block of 8-bit moments
@@ -108,8 +94,8 @@ __global__ void __launch_bounds__(THREADS)
     float m[LANE], v[LANE], m_max = 0, v_max = 0;
 #pragma unroll
     for (int k = 0; k < LANE; k++) {
-        m[k] = m_of<M>(ms.at[k], m_scale);
-        v[k] = v_of<M>(vs.at[k], v_scale);
+        m[k] = moment_of<M>(ms.at[k], m_scale, false);
+        v[k] = moment_of<M>(vs.at[k], v_scale, true);
         const float g = __fmul_rn(gs.at[k], clip);
         if (sizeof(W) == 4) {
             ws.at[k] = (W)adamw_step((float)ws.at[k], m[k], v[k], g, c);
@@ -134,8 +120,8 @@ __global__ void __launch_bounds__(THREADS)
     for (int k = 0; k < LANE; k++) {
         const uint32_t noise =
             sizeof(M) == 4 ? 0 : moment_noise((uint64_t)(shape.first + i + k), shape.step);
-        ms.at[k] = m_kept<M>(m[k], m_inverse, noise >> 16);
-        vs.at[k] = v_kept<M>(v[k], v_inverse, noise & 0xffff);
+        ms.at[k] = moment_kept<M>(m[k], m_inverse, noise >> 16, false);
+        vs.at[k] = moment_kept<M>(v[k], v_inverse, noise & 0xffff, true);
     }
     lane_store(w + i, ws, count, wide);
     if (sizeof(W) == 2) lane_store(low + i, lows, count, wide);
