@@ -78,12 +78,9 @@ static const struct comm_backend *backend_of(enum device_kind kind)
 
 enum status comm_new_id(enum device_kind kind, unsigned char ret_id[COMM_ID_BYTES])
 {
-#if CW_CUDA
-    if (kind == DEVICE_CUDA) return comm_nccl_new_id(ret_id);
-#endif
-    (void)kind;
+    const struct comm_backend *backend = backend_of(kind);
     memset(ret_id, 0, COMM_ID_BYTES);
-    return ST_OK;
+    return backend->new_id ? backend->new_id(ret_id) : ST_OK;
 }
 
 static enum status comm_new(struct device *dev, double deadline_s, struct comm **ret)
@@ -217,26 +214,29 @@ void comm_set_deadline(struct comm *comm, double deadline_s)
 
 // ---- calls -------------------------------------------------------------------------------------
 
-static bool adds(struct comm *comm, const char *what, enum dtype dt)
+static void call(struct comm *comm, struct comm_call c)
 {
-    if (dt == DT_F32 || dt == DT_BF16) return !comm_failed(comm);
-    comm_fail(comm, what, "%s is not added, only f32 and bf16 are", dtype_name(dt));
-    return false;
+    if (!comm || c.n == 0 || comm_failed(comm)) return;
+    const bool adds = c.kind == COMM_ALL_REDUCE || c.kind == COMM_REDUCE_SCATTER;
+    if (adds && c.dt != DT_F32 && c.dt != DT_BF16)
+        comm_fail(comm, c.what, "%s is not added, only f32 and bf16 are", dtype_name(c.dt));
+    else
+        comm->backend->call(comm, &c);
 }
 
 void comm_join(struct comm *comm)
 {
-    if (comm) comm->backend->join(comm);
+    if (comm && comm->backend->join) comm->backend->join(comm);
 }
 
 void comm_all_reduce(struct comm *comm, void *data, size_t n, enum dtype dt)
 {
-    if (comm && n && adds(comm, "all_reduce", dt)) comm->backend->all_reduce(comm, data, n, dt);
+    call(comm, (struct comm_call){COMM_ALL_REDUCE, "all_reduce", data, data, n, dt, 0});
 }
 
 void comm_all_gather(struct comm *comm, const void *part, void *all, size_t bytes)
 {
-    if (comm && bytes && !comm_failed(comm)) comm->backend->all_gather(comm, part, all, bytes);
+    call(comm, (struct comm_call){COMM_ALL_GATHER, "all_gather", part, all, bytes, DT_U8, 0});
 }
 
 void comm_gather_columns(struct comm *comm, void *all, void *parts, size_t rows, size_t width)
@@ -251,23 +251,22 @@ void comm_gather_columns(struct comm *comm, void *all, void *parts, size_t rows,
 
 void comm_reduce_scatter(struct comm *comm, const void *all, void *part, size_t n, enum dtype dt)
 {
-    if (comm && n && adds(comm, "reduce_scatter", dt))
-        comm->backend->reduce_scatter(comm, all, part, n, dt);
+    call(comm, (struct comm_call){COMM_REDUCE_SCATTER, "reduce_scatter", all, part, n, dt, 0});
 }
 
 void comm_broadcast(struct comm *comm, void *data, size_t bytes, int root)
 {
-    if (comm && bytes && !comm_failed(comm)) comm->backend->broadcast(comm, data, bytes, root);
+    call(comm, (struct comm_call){COMM_BROADCAST, "broadcast", data, data, bytes, DT_U8, root});
 }
 
 void comm_send(struct comm *comm, const void *data, size_t bytes, int to)
 {
-    if (comm && bytes && !comm_failed(comm)) comm->backend->send(comm, data, bytes, to);
+    call(comm, (struct comm_call){COMM_SEND, "send", data, (void *)data, bytes, DT_U8, to});
 }
 
 void comm_recv(struct comm *comm, void *data, size_t bytes, int from)
 {
-    if (comm && bytes && !comm_failed(comm)) comm->backend->recv(comm, data, bytes, from);
+    call(comm, (struct comm_call){COMM_RECV, "recv", data, data, bytes, DT_U8, from});
 }
 
 // ---- host memory -------------------------------------------------------------------------------

@@ -10,25 +10,40 @@
 extern "C" {
 #endif
 
+// Each is the function of comm.h of that name.
+enum comm_kind {
+    COMM_ALL_REDUCE,
+    COMM_ALL_GATHER,
+    COMM_REDUCE_SCATTER,
+    COMM_BROADCAST,
+    COMM_SEND,
+    COMM_RECV
+};
+struct comm_call {
+    enum comm_kind kind;
+    const char *what;
+    const void *from; // may be `to`, or a place in it or it in this
+    void *to;
+    size_t n;      // of one rank
+    enum dtype dt; // DT_U8 of what is not added
+    int peer;      // the root, who receives, or who sends
+};
+
 // Every field does what the function of comm.h of that name says, of two ranks or more. Failures
 // of calls go to comm_fail().
 struct comm_backend {
+    enum status (*new_id)(unsigned char ret_id[COMM_ID_BYTES]); // NULL: it needs none
     enum status (*open)(struct comm *comm, const unsigned char *id);
     // comm: rank and size are the backend's to fill in. color < 0: all ranks, on an own stream.
     enum status (*split)(const struct comm *parent, int color, struct comm *comm);
     void (*close)(struct comm *comm);
-    // NULL, all four: no use in it
+    // NULL, all five: no use in it
     enum status (*map_peers)(struct comm *comm, char *why, size_t why_size);
     enum status (*share)(struct comm *comm, void *memory, size_t bytes, char *why, size_t why_size);
     enum status (*unmap_peers)(struct comm *comm);
     bool (*shares)(const struct comm *comm, const void *memory);
     void (*join)(struct comm *comm);
-    void (*all_reduce)(struct comm *comm, void *data, size_t n, enum dtype dt);
-    void (*all_gather)(struct comm *comm, const void *part, void *all, size_t bytes);
-    void (*reduce_scatter)(struct comm *comm, const void *all, void *part, size_t n, enum dtype dt);
-    void (*broadcast)(struct comm *comm, void *data, size_t bytes, int root);
-    void (*send)(struct comm *comm, const void *data, size_t bytes, int to);
-    void (*recv)(struct comm *comm, void *data, size_t bytes, int from);
+    void (*call)(struct comm *comm, const struct comm_call *c);
     // Where the program was built without it, what it is and the package that it wants, and nothing
     // else; or NULL.
     const char *missing, *package;
@@ -52,7 +67,6 @@ struct comm {
 extern const struct comm_backend comm_mpi;
 #if CW_CUDA
 extern const struct comm_backend comm_nccl;
-enum status comm_nccl_new_id(unsigned char ret_id[COMM_ID_BYTES]);
 #endif
 
 // Records the first failure, of call `what`, and has the device report it from now on.

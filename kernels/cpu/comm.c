@@ -162,19 +162,6 @@ struct peers {
     char *pieces; // (size, PIECE) of all ranks, for a sum
 };
 
-static void send_to(const struct comm *comm, int to, const void *data, size_t bytes)
-{
-    struct peers *p = comm->state;
-    p->open[p->n_open++] = (struct message){.peer = to, .data = (void *)data, .bytes = bytes};
-}
-
-static void receive_from(const struct comm *comm, int from, void *data, size_t bytes)
-{
-    struct peers *p = comm->state;
-    p->open[p->n_open++] =
-        (struct message){.peer = from, .receive = true, .data = data, .bytes = bytes};
-}
-
 static bool begin(struct comm *comm, const char *what, struct message *m, int tag)
 {
     const struct peers *p = comm->state;
@@ -238,16 +225,73 @@ static bool exchange(struct comm *comm, const char *what, int tag)
     return !comm_failed(comm);
 }
 
-// What every rank has in `part` to all, each to its place.
-static bool gather(struct comm *comm, const char *what, int tag, const void *part, void *all,
-                   size_t stride, size_t bytes)
+// ret: the sum of n elements of `mine`, which is this rank's, and of all others' in `pieces`, in
+// rank order.
+static void add_pieces(const struct comm *comm, const void *mine, void *ret, size_t n,
+                       enum dtype dt)
 {
-    for (int r = 0; r < comm->size; r++) {
-        if (r == comm->rank) continue;
-        receive_from(comm, r, (char *)all + (size_t)r * stride, bytes);
-        send_to(comm, r, part, bytes);
+    const struct peers *p = comm->state;
+#pragma omp parallel for if (n > PARALLEL_WORK)
+    for (int64_t i = 0; i < (int64_t)n; i++) {
+        float sum = number_at(comm->rank == 0 ? mine : p->pieces, dt, i);
+        for (int r = 1; r < comm->size; r++)
+            sum += number_at(r == comm->rank ? mine : p->pieces + (size_t)r * PIECE, dt, i);
+        set_number(ret, dt, i, sum);
     }
-    return exchange(comm, what, tag);
+}
+
+// Whether this rank sends to rank r, and whether it receives from it.
+static bool sends(const struct comm *comm, const struct comm_call *c, int r)
+{
+    if (c->kind == COMM_BROADCAST) return comm->rank == c->peer;
+    return c->kind == COMM_SEND ? r == c->peer : c->kind != COMM_RECV;
+}
+static bool receives(const struct comm_call *c, int r)
+{
+    if (c->kind == COMM_BROADCAST || c->kind == COMM_RECV) return r == c->peer;
+    return c->kind != COMM_SEND;
+}
+
+// A call, a piece of what each sends and receives at a time.
+static bool run(struct comm *comm, int tag, const struct comm_call *c)
+{
+    struct peers *p = comm->state;
+    const bool adds = c->kind == COMM_ALL_REDUCE || c->kind == COMM_REDUCE_SCATTER;
+    const size_t rank = (size_t)comm->rank, bytes = c->n * dtype_size(c->dt);
+    const size_t sent_step = c->kind == COMM_REDUCE_SCATTER ? bytes : 0; // from rank to rank
+    const size_t got_step = c->kind == COMM_ALL_GATHER ? bytes : 0;
+    char *own = (char *)c->to + rank * got_step;
+    if (c->kind == COMM_ALL_GATHER && c->from != own) memcpy(own, c->from, bytes);
+    for (size_t at = 0; at < bytes; at += PIECE) {
+        const size_t len = bytes - at < PIECE ? bytes - at : PIECE;
+        char *sent = (char *)c->from + at, *got = (char *)c->to + at;
+        for (int r = 0; r < comm->size; r++) {
+            const size_t i = (size_t)r;
+            void *to = adds ? p->pieces + i * PIECE : got + i * got_step;
+            if (r == comm->rank) continue;
+            if (receives(c, r))
+                p->open[p->n_open++] =
+                    (struct message){.peer = r, .receive = true, .data = to, .bytes = len};
+            if (sends(comm, c, r))
+                p->open[p->n_open++] =
+                    (struct message){.peer = r, .data = sent + i * sent_step, .bytes = len};
+        }
+        if (!exchange(comm, c->what, tag)) return false;
+        if (adds) add_pieces(comm, sent + rank * sent_step, got, len / dtype_size(c->dt), c->dt);
+    }
+    return true;
+}
+
+static void mpi_call(struct comm *comm, const struct comm_call *c)
+{
+    run(comm, ((const struct peers *)comm->state)->tag, c);
+}
+
+// One byte or more of every rank to all.
+static bool gather(struct comm *comm, int tag, const char *what, const void *part, void *all,
+                   size_t bytes)
+{
+    return run(comm, tag, &(struct comm_call){COMM_ALL_GATHER, what, part, all, bytes, DT_U8, 0});
 }
 
 // ---- opening -----------------------------------------------------------------------------------
@@ -292,8 +336,7 @@ static enum status mpi_split(const struct comm *parent, int color, struct comm *
     struct comm *asked = (struct comm *)parent;
     int *colors = calloc((size_t)parent->size, sizeof *colors);
     if (!colors) return status_fail(ST_NO_MEMORY, "no memory for a communicator");
-    colors[parent->rank] = color;
-    if (!gather(asked, "split", of->tag, &color, colors, sizeof color, sizeof color))
+    if (!gather(asked, of->tag, "split", &color, colors, sizeof color))
         FAIL(ST_DEVICE, "%s", parent->failure);
     for (int r = 0; r < parent->size; r++) {
         if (r == parent->rank) comm->rank = comm->size;
@@ -315,7 +358,7 @@ static void mpi_close(struct comm *comm)
     if (!p) return;
     if (p->started_mpi && !comm_failed(comm)) {
         comm_set_deadline(comm, BYE_S);
-        if (gather(comm, "free", TAG_BYE, p->pieces, p->pieces, PIECE, 1))
+        if (gather(comm, TAG_BYE, "free", p->pieces + comm->rank, p->pieces, 1))
             call_bounded(comm, "MPI_Finalize", finalize);
     }
     free(p->world_rank);
@@ -324,118 +367,11 @@ static void mpi_close(struct comm *comm)
     free(p);
 }
 
-// ---- calls -------------------------------------------------------------------------------------
-
-static size_t piece_at(size_t at, size_t bytes)
-{
-    return bytes - at < PIECE ? bytes - at : PIECE;
-}
-
-// ret: the sum of n elements of `mine`, which is this rank's, and of all others' in `pieces`, in
-// rank order.
-static void add_pieces(const struct comm *comm, const void *mine, void *ret, size_t n,
-                       enum dtype dt)
-{
-    const struct peers *p = comm->state;
-#pragma omp parallel for if (n > PARALLEL_WORK)
-    for (int64_t i = 0; i < (int64_t)n; i++) {
-        float sum = number_at(comm->rank == 0 ? mine : p->pieces, dt, i);
-        for (int r = 1; r < comm->size; r++)
-            sum += number_at(r == comm->rank ? mine : p->pieces + (size_t)r * PIECE, dt, i);
-        set_number(ret, dt, i, sum);
-    }
-}
-
-static void mpi_all_reduce(struct comm *comm, void *data, size_t n, enum dtype dt)
-{
-    const struct peers *p = comm->state;
-    const size_t bytes = n * dtype_size(dt);
-    for (size_t at = 0; at < bytes; at += PIECE) {
-        char *mine = (char *)data + at;
-        const size_t len = piece_at(at, bytes);
-        if (!gather(comm, "all_reduce", p->tag, mine, p->pieces, PIECE, len)) return;
-        add_pieces(comm, mine, mine, len / dtype_size(dt), dt);
-    }
-}
-
-static void mpi_all_gather(struct comm *comm, const void *part, void *all, size_t bytes)
-{
-    const struct peers *p = comm->state;
-    char *own = (char *)all + (size_t)comm->rank * bytes;
-    if (part != own) memcpy(own, part, bytes);
-    for (size_t at = 0; at < bytes; at += PIECE)
-        if (!gather(comm, "all_gather", p->tag, own + at, (char *)all + at, bytes,
-                    piece_at(at, bytes)))
-            return;
-}
-
-static void mpi_reduce_scatter(struct comm *comm, const void *all, void *part, size_t n,
-                               enum dtype dt)
-{
-    const struct peers *p = comm->state;
-    const size_t bytes = n * dtype_size(dt);
-    for (size_t at = 0; at < bytes; at += PIECE) {
-        const size_t len = piece_at(at, bytes);
-        const char *from = (const char *)all + at;
-        for (int r = 0; r < comm->size; r++) {
-            if (r == comm->rank) continue;
-            receive_from(comm, r, p->pieces + (size_t)r * PIECE, len);
-            send_to(comm, r, from + (size_t)r * bytes, len);
-        }
-        if (!exchange(comm, "reduce_scatter", p->tag)) return;
-        add_pieces(comm, from + (size_t)comm->rank * bytes, (char *)part + at, len / dtype_size(dt),
-                   dt);
-    }
-}
-
-static void mpi_broadcast(struct comm *comm, void *data, size_t bytes, int root)
-{
-    const struct peers *p = comm->state;
-    for (size_t at = 0; at < bytes; at += PIECE) {
-        char *piece = (char *)data + at;
-        const size_t len = piece_at(at, bytes);
-        if (comm->rank != root) receive_from(comm, root, piece, len);
-        for (int r = 0; comm->rank == root && r < comm->size; r++)
-            if (r != root) send_to(comm, r, piece, len);
-        if (!exchange(comm, "broadcast", p->tag)) return;
-    }
-}
-
-static void mpi_send(struct comm *comm, const void *data, size_t bytes, int to)
-{
-    const struct peers *p = comm->state;
-    for (size_t at = 0; at < bytes; at += PIECE) {
-        send_to(comm, to, (const char *)data + at, piece_at(at, bytes));
-        if (!exchange(comm, "send", p->tag)) return;
-    }
-}
-
-static void mpi_recv(struct comm *comm, void *data, size_t bytes, int from)
-{
-    const struct peers *p = comm->state;
-    for (size_t at = 0; at < bytes; at += PIECE) {
-        receive_from(comm, from, (char *)data + at, piece_at(at, bytes));
-        if (!exchange(comm, "recv", p->tag)) return;
-    }
-}
-
-// A call is done when it returns.
-static void mpi_join(struct comm *comm)
-{
-    (void)comm;
-}
-
 const struct comm_backend comm_mpi = {
     .open = mpi_open,
     .split = mpi_split,
     .close = mpi_close,
-    .join = mpi_join,
-    .all_reduce = mpi_all_reduce,
-    .all_gather = mpi_all_gather,
-    .reduce_scatter = mpi_reduce_scatter,
-    .broadcast = mpi_broadcast,
-    .send = mpi_send,
-    .recv = mpi_recv,
+    .call = mpi_call,
 };
 
 #else

@@ -27,7 +27,7 @@
 // See oneshot.cuh. The device's thread, but for oneshot_abort().
 #define SLOTS_BYTES ((size_t)32 << 20) // of a rank: two sets of a slot for each rank, and flags
 #define FLAGS_BYTES ((size_t)4096)
-#define MAX_SHARED  4
+#define MAX_SHARED  5 // the slots among them
 
 struct shared_range {
     void *of[MAX_PEERS]; // on rank r, as this GPU sees it
@@ -38,7 +38,7 @@ struct oneshot {
     struct device *dev;
     struct peer_slots slots;
     int *stop;
-    struct shared_range shared[MAX_SHARED];
+    struct shared_range shared[MAX_SHARED]; // the first: the slots
     int n_shared;
 };
 
@@ -275,7 +275,6 @@ static void oneshot_unmap(struct oneshot *sum)
 {
     cuda_use(sum->dev);
     for (int i = 0; i < sum->n_shared; i++) close_all(sum, sum->shared[i].of);
-    close_all(sum, (void **)sum->slots.of);
 }
 
 // Enqueued calls are done. Memory that other ranks may still have mapped, because they did not come
@@ -290,40 +289,13 @@ static void oneshot_free(struct oneshot *sum, bool common_end)
     free(sum);
 }
 
-// All ranks call it, once `comm` can carry calls. Gives NULL, and in `why` a sentence, where a rank
-// cannot write into the memory of another: no other way of summing gives other bits.
-static enum status oneshot_open(struct comm *comm, struct oneshot **ret, char *why, size_t why_size)
-{
-    struct oneshot *sum = NULL;
-    void *of[MAX_PEERS] = {};
-    bool all = false;
-    if (comm->size > MAX_PEERS) {
-        snprintf(why, why_size, "%d ranks, more than %d", comm->size, MAX_PEERS);
-        *ret = NULL;
-        return ST_OK;
-    }
-    enum status st = make(comm, &sum);
-    if (st == ST_OK) st = reach_all(comm, sum, sum->slots.of[comm->rank], of, &all, why, why_size);
-    for (int r = 0; st == ST_OK && all && r < comm->size; r++) {
-        sum->slots.of[r] = (struct line *)of[r];
-        sum->slots.flags[r] = (unsigned *)((char *)of[r] + SLOTS_BYTES - FLAGS_BYTES);
-    }
-    if (st != ST_OK || !all) {
-        if (sum) close_all(sum, of);
-        oneshot_free(sum, st == ST_OK && comm_barrier(comm) == ST_OK);
-        sum = NULL;
-    }
-    if (st == ST_OK) *ret = sum;
-    return st;
-}
-
 // comm_share().
 static enum status oneshot_share(struct comm *comm, struct oneshot *sum, void *memory, size_t bytes,
                                  char *why, size_t why_size)
 {
     bool all = false;
     if (sum->n_shared == MAX_SHARED) {
-        snprintf(why, why_size, "ranks share %d pieces of memory already", MAX_SHARED);
+        snprintf(why, why_size, "ranks share %d pieces of memory already", MAX_SHARED - 1);
         return ST_OK;
     }
     struct shared_range *range = &sum->shared[sum->n_shared];
@@ -332,6 +304,32 @@ static enum status oneshot_share(struct comm *comm, struct oneshot *sum, void *m
     if (st != ST_OK || !all) close_all(sum, range->of);
     if (st != ST_OK || all) sum->n_shared++; // where that failed, others may have it mapped
     return st;
+}
+
+// All ranks call it, once `comm` can carry calls. Gives NULL, and in `why` a sentence, where a rank
+// cannot write into the memory of another: no other way of summing gives other bits.
+static enum status oneshot_open(struct comm *comm, struct oneshot **ret, char *why, size_t why_size)
+{
+    struct oneshot *sum = NULL;
+    *ret = NULL;
+    if (comm->size > MAX_PEERS) {
+        snprintf(why, why_size, "%d ranks, more than %d", comm->size, MAX_PEERS);
+        return ST_OK;
+    }
+    enum status st = make(comm, &sum);
+    if (st == ST_OK)
+        st = oneshot_share(comm, sum, sum->slots.of[comm->rank], SLOTS_BYTES, why, why_size);
+    if (st != ST_OK || sum->n_shared == 0) {
+        oneshot_free(sum, st == ST_OK && comm_barrier(comm) == ST_OK);
+        return st;
+    }
+    for (int r = 0; r < comm->size; r++) {
+        char *slots = (char *)sum->shared[0].of[r];
+        sum->slots.of[r] = (struct line *)slots;
+        sum->slots.flags[r] = (unsigned *)(slots + SLOTS_BYTES - FLAGS_BYTES);
+    }
+    *ret = sum;
+    return ST_OK;
 }
 
 // Where `data` lies on every rank, NULL where it is unmapped; false where it was not shared.
@@ -530,7 +528,7 @@ static void graph_launched(struct comm *comm)
 
 // ---- opening -----------------------------------------------------------------------------------
 
-enum status comm_nccl_new_id(unsigned char ret_id[COMM_ID_BYTES])
+static enum status new_id(unsigned char ret_id[COMM_ID_BYTES])
 {
     static_assert(sizeof(ncclUniqueId) == COMM_ID_BYTES, "NCCL's id");
     ncclResult_t result = nccl_GetUniqueId((ncclUniqueId *)ret_id);
@@ -698,7 +696,7 @@ static enum status nccl_unmap_peers(struct comm *comm)
 
 static ncclDataType_t type_of(enum dtype dt)
 {
-    return dt == DT_F32 ? ncclFloat32 : ncclBfloat16;
+    return dt == DT_F32 ? ncclFloat32 : dt == DT_BF16 ? ncclBfloat16 : ncclUint8;
 }
 
 static void nccl_join(struct comm *comm)
@@ -794,73 +792,45 @@ static bool sum_through_peers(struct comm *comm, void *data, size_t n, enum dtyp
     return true;
 }
 
-// Enqueues a call of NCCL's with these arguments, behind which it has the communicator and stream.
-#define ENQUEUE(comm, what, name, ...)                                                             \
-    enqueue(comm, what, [=](ncclComm_t c, cudaStream_t stream) {                                   \
-        return nccl_##name(__VA_ARGS__, c, stream);                                                \
-    })
-
 // What has room in the memory of peers goes there; of more, each rank adds up a share. Both in rank
 // order, so that the bits of a row do not depend on how many come with it. Sums beside the device's
 // stream, which are of gradients, and of what does not lie at whole words are NCCL's own.
-static void nccl_all_reduce(struct comm *comm, void *data, size_t n, enum dtype dt)
+static void nccl_call(struct comm *comm, const struct comm_call *call)
 {
-    if (state_of(comm)->stream || (uintptr_t)data % 8)
-        ENQUEUE(comm, "all_reduce", AllReduce, data, data, n, type_of(dt), ncclSum);
-    else if (!sum_through_peers(comm, data, n, dt))
-        sum_shares(comm, (char *)data, n, dt);
-}
-
-static void nccl_all_gather(struct comm *comm, const void *part, void *all, size_t bytes)
-{
-    ENQUEUE(comm, "all_gather", AllGather, part, all, bytes, ncclUint8);
-}
-
-static void nccl_reduce_scatter(struct comm *comm, const void *all, void *part, size_t n,
-                                enum dtype dt)
-{
-    ENQUEUE(comm, "reduce_scatter", ReduceScatter, all, part, n, type_of(dt), ncclSum);
-}
-
-static void nccl_broadcast(struct comm *comm, void *data, size_t bytes, int root)
-{
-    ENQUEUE(comm, "broadcast", Broadcast, data, data, bytes, ncclUint8, root);
-}
-
-static void nccl_send(struct comm *comm, const void *data, size_t bytes, int to)
-{
-    ENQUEUE(comm, "send", Send, data, bytes, ncclUint8, to);
-}
-
-static void nccl_recv(struct comm *comm, void *data, size_t bytes, int from)
-{
-    ENQUEUE(comm, "recv", Recv, data, bytes, ncclUint8, from);
+    const struct comm_call c = *call;
+    if (c.kind == COMM_ALL_REDUCE && !state_of(comm)->stream && (uintptr_t)c.to % 8 == 0) {
+        if (!sum_through_peers(comm, c.to, c.n, c.dt)) sum_shares(comm, (char *)c.to, c.n, c.dt);
+        return;
+    }
+    enqueue(comm, c.what, [=](ncclComm_t of, cudaStream_t stream) {
+        const ncclDataType_t type = type_of(c.dt);
+        switch (c.kind) {
+        case COMM_ALL_REDUCE:
+            return nccl_AllReduce(c.from, c.to, c.n, type, ncclSum, of, stream);
+        case COMM_ALL_GATHER:
+            return nccl_AllGather(c.from, c.to, c.n, type, of, stream);
+        case COMM_REDUCE_SCATTER:
+            return nccl_ReduceScatter(c.from, c.to, c.n, type, ncclSum, of, stream);
+        case COMM_BROADCAST:
+            return nccl_Broadcast(c.from, c.to, c.n, type, c.peer, of, stream);
+        case COMM_SEND:
+            return nccl_Send(c.from, c.n, type, c.peer, of, stream);
+        case COMM_RECV:
+            break;
+        }
+        return nccl_Recv(c.to, c.n, type, c.peer, of, stream);
+    });
 }
 
 const struct comm_backend comm_nccl = {
-    nccl_open,
-    nccl_split,
-    nccl_close,
-    nccl_map_peers,
-    nccl_share,
-    nccl_unmap_peers,
-    nccl_shares,
-    nccl_join,
-    nccl_all_reduce,
-    nccl_all_gather,
-    nccl_reduce_scatter,
-    nccl_broadcast,
-    nccl_send,
-    nccl_recv,
-    NULL,
-    NULL,
+    new_id,           nccl_open,   nccl_split, nccl_close, nccl_map_peers, nccl_share,
+    nccl_unmap_peers, nccl_shares, nccl_join,  nccl_call,  NULL,           NULL,
 };
 
 #else
 
-enum status comm_nccl_new_id(unsigned char ret_id[COMM_ID_BYTES])
+static enum status new_id(unsigned char *)
 {
-    (void)ret_id;
     return status_fail(ST_UNSUPPORTED, "this program was built without NCCL; build it with the "
                                        "package libnccl-dev");
 }
@@ -873,7 +843,7 @@ const struct peer_slots *comm_place_columns(struct comm *, void *, void **)
 
 void comm_call_enqueued(struct comm *, const char *) {}
 
-const struct comm_backend comm_nccl = {NULL, NULL, NULL, NULL, NULL, NULL, NULL,   NULL,
-                                       NULL, NULL, NULL, NULL, NULL, NULL, "NCCL", "libnccl-dev"};
+const struct comm_backend comm_nccl = {new_id, NULL, NULL, NULL, NULL,   NULL,
+                                       NULL,   NULL, NULL, NULL, "NCCL", "libnccl-dev"};
 
 #endif
