@@ -6,10 +6,14 @@
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "kernels/variants.h"
+#include <math.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+// To the device, from it, or on it.
+enum copy_way { COPY_IN, COPY_OUT, COPY_WITHIN };
 
 // Every field mirrors the function of device.h of that name; see there for what it must do. NULL,
 // from capture_begin to graph_free, mark, wait, copy_in_beside and call_beside: nothing is
@@ -26,9 +30,7 @@ struct backend {
     enum status (*reserve)(struct device *dev, size_t bytes);
     enum status (*host_alloc)(struct device *dev, size_t bytes, void **ret);
     void (*host_release)(struct device *dev, void *memory);
-    void (*copy_in)(struct device *dev, void *to, const void *host, size_t bytes);
-    void (*copy_out)(struct device *dev, void *host, const void *from, size_t bytes);
-    void (*copy)(struct device *dev, void *to, const void *from, size_t bytes);
+    void (*copy)(struct device *dev, void *to, const void *from, size_t bytes, enum copy_way way);
     void (*copy_2d)(struct device *dev, void *to, size_t to_pitch, const void *from,
                     size_t from_pitch, size_t width, size_t rows);
     void (*fill)(struct device *dev, void *to, unsigned char value, size_t bytes);
@@ -142,26 +144,29 @@ static inline bool sample_takes(struct device *dev, const struct sample_args *a)
     return false;
 }
 
-// ---- norms -------------------------------------------------------------------------------------
+// ---- norms and distillation --------------------------------------------------------------------
 
-// Of a norm whose heads have their own weights: one of them, as a norm with one.
-static inline struct norm_shape norm_shape_of_head(const struct norm_shape *s)
+// Where row r's statistics lie (ops.h, norm_shape).
+DTYPE_INLINE int norm_place(const struct norm_shape *s, int r)
 {
-    struct norm_shape head = *s;
-    head.rows = s->rows / s->heads;
-    head.heads = 1;
-    head.own_weights = false;
-    return head;
+    return s->own_weights ? r % s->heads * (s->rows / s->heads) + r / s->heads : r;
 }
-static inline struct norm_args norm_args_of_head(const struct norm_args *args,
-                                                 const struct norm_shape *s, int h)
+
+// Of one token: what it adds to the divergence, and by how much the divergence grows with the
+// token's share in q, but for the mean over q of that. Of beta 0 the gradient needs neither.
+struct distilled {
+    float value, slope;
+};
+
+DTYPE_INLINE struct distilled distil(float beta, float p, float q, float log_p, float log_q)
 {
-    const size_t at = (size_t)h * (size_t)s->width * dtype_size(s->dt);
-    struct norm_args head = *args;
-    head.x = (const char *)args->x + at;
-    head.w = (const char *)args->w + at;
-    if (args->rstd) head.rstd = args->rstd + (size_t)h * (size_t)(s->rows / s->heads);
-    return head;
+    struct distilled d = {p > 0 ? p * (log_p - log_q) : 0, 0}; // a logit of -inf adds nothing
+    if (beta == 0) return d;
+    const float other = beta == 1 ? log_p : logf(beta * p + (1 - beta) * q);
+    const float of_q = beta == 1 ? 1 : 1 - beta;
+    d.slope = q > 0 ? of_q * (log_q - other) : 0;
+    d.value = q * d.slope + (beta < 1 && p > 0 ? beta * p * (log_p - other) : 0);
+    return d;
 }
 
 #ifdef __cplusplus

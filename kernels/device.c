@@ -247,7 +247,7 @@ void device_host_release(struct device *dev, void *memory)
 
 void device_copy_in(struct device *dev, void *to, const void *host, size_t bytes)
 {
-    if (bytes) dev->backend->copy_in(dev, to, host, bytes);
+    if (bytes) dev->backend->copy(dev, to, host, bytes, COPY_IN);
 }
 
 void device_copy_in_beside(struct device *dev, void *to, const void *host, size_t bytes)
@@ -268,12 +268,12 @@ void device_call_beside(struct device *dev, void (*call)(void *), void *context)
 
 void device_copy_out(struct device *dev, void *host, const void *from, size_t bytes)
 {
-    if (bytes) dev->backend->copy_out(dev, host, from, bytes);
+    if (bytes) dev->backend->copy(dev, host, from, bytes, COPY_OUT);
 }
 
 void device_copy(struct device *dev, void *to, const void *from, size_t bytes)
 {
-    if (bytes) dev->backend->copy(dev, to, from, bytes);
+    if (bytes) dev->backend->copy(dev, to, from, bytes, COPY_WITHIN);
 }
 
 void device_copy_2d(struct device *dev, void *to, size_t to_pitch, const void *from,
@@ -377,10 +377,6 @@ enum status shared_memory_open(struct device *dev, const char *handle, size_t by
 void *shared_memory_data(const struct shared_memory *memory)
 {
     return memory->data;
-}
-size_t shared_memory_bytes(const struct shared_memory *memory)
-{
-    return memory->bytes;
 }
 const char *shared_memory_handle(const struct shared_memory *memory)
 {

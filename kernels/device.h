@@ -115,7 +115,6 @@ enum status shared_memory_create(struct device *dev, const char *name, size_t by
 enum status shared_memory_open(struct device *dev, const char *handle, size_t bytes,
                                struct shared_memory **ret); // ST_MISMATCH where the size differs
 void *shared_memory_data(const struct shared_memory *memory);
-size_t shared_memory_bytes(const struct shared_memory *memory);
 const char *shared_memory_handle(const struct shared_memory *memory);
 const char *shared_memory_kind(const struct device *dev); // "cuda-ipc" or "posix-shm"
 void shared_memory_free(struct shared_memory *memory);

@@ -215,17 +215,16 @@ static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
                                              const struct batch_view *batch,
                                              const struct attn_shape *s, float sign, enum dtype dt)
 {
-    struct rope_args args;
-    args.table = table;
-    args.positions = batch->positions;
-    args.rows = batch->n_tokens;
-    args.n = s->n_heads + s->n_kv_heads;
-    args.head_dim = s->head_dim;
-    args.rot_dim = rot_dim;
-    args.stride = (int64_t)(s->n_heads + 2 * s->n_kv_heads) * s->head_dim;
-    args.sign = sign;
-    args.interleaved = false;
-    args.dt = dt;
+    const struct rope_args args = {table,
+                                   batch->positions,
+                                   batch->n_tokens,
+                                   s->n_heads + s->n_kv_heads,
+                                   s->head_dim,
+                                   rot_dim,
+                                   (int64_t)(s->n_heads + 2 * s->n_kv_heads) * s->head_dim,
+                                   sign,
+                                   false,
+                                   dt};
     return args;
 }
 

@@ -140,9 +140,11 @@ static enum status cpu_memory(struct device *dev, size_t *ret_free, size_t *ret_
 // One thread does not use up the memory's bandwidth; PIECE is large enough that a second one pays.
 enum { PIECE = 1 << 20 };
 
-static void cpu_copy(struct device *dev, void *to, const void *from, size_t bytes)
+static void cpu_copy(struct device *dev, void *to, const void *from, size_t bytes,
+                     enum copy_way way)
 {
     (void)dev;
+    (void)way;
 #pragma omp parallel for if (bytes > PIECE)
     for (size_t at = 0; at < bytes; at += PIECE)
         memcpy((char *)to + at, (const char *)from + at, bytes - at < PIECE ? bytes - at : PIECE);
@@ -152,7 +154,8 @@ static void cpu_copy_2d(struct device *dev, void *to, size_t to_pitch, const voi
                         size_t from_pitch, size_t width, size_t rows)
 {
     for (size_t i = 0; i < rows; i++)
-        cpu_copy(dev, (char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+        cpu_copy(dev, (char *)to + i * to_pitch, (const char *)from + i * from_pitch, width,
+                 COPY_WITHIN);
 }
 
 static void cpu_fill(struct device *dev, void *to, unsigned char value, size_t bytes)
@@ -218,8 +221,6 @@ const struct backend backend_cpu = {
     .reserve = cpu_reserve,
     .host_alloc = cpu_alloc,
     .host_release = cpu_release,
-    .copy_in = cpu_copy,
-    .copy_out = cpu_copy,
     .copy = cpu_copy,
     .copy_2d = cpu_copy_2d,
     .fill = cpu_fill,

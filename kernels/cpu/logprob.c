@@ -145,23 +145,6 @@ void cpu_logprob_back(struct device *dev, void *dlogits, const struct head_grads
 
 // ---- distillation ------------------------------------------------------------------------------
 
-// Of one token: what it adds to the divergence, and by how much the divergence grows with the
-// token's share in q, but for the mean over q of that. Of beta 0 the gradient needs neither.
-struct distilled {
-    float value, slope;
-};
-
-static inline struct distilled distil(float beta, float p, float q, float log_p, float log_q)
-{
-    struct distilled d;
-    if (beta == 0) return (struct distilled){p > 0 ? p * (log_p - log_q) : 0, 0};
-    const float other = beta == 1 ? log_p : logf(beta * p + (1 - beta) * q);
-    const float of_q = beta == 1 ? 1 : 1 - beta;
-    d.slope = q > 0 ? of_q * (log_q - other) : 0; // a logit of -inf adds nothing
-    d.value = q * d.slope + (beta < 1 && p > 0 ? beta * p * (log_p - other) : 0);
-    return d;
-}
-
 // A teacher's distribution and a student's, row by row; summed as above.
 void cpu_distill(struct device *dev, float *divergence, float *overlap, void *dstudent,
                  const struct distill_args *args, enum dtype dt)

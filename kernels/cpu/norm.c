@@ -9,6 +9,12 @@ static inline int64_t row_offset(const struct norm_shape *shape, int row)
     return row / shape->heads * shape->stride + (int64_t)(row % shape->heads) * shape->width;
 }
 
+// What row r is multiplied by; NULL: 1.
+static inline const float *weights_of(const struct norm_shape *shape, const float *w, int row)
+{
+    return shape->own_weights ? w + (int64_t)(row % shape->heads) * shape->width : w;
+}
+
 static inline float weight(const struct norm_shape *shape, const float *w, int c)
 {
     if (!w) return 1.0f;
@@ -19,18 +25,13 @@ void cpu_norm(struct device *dev, void *y, const struct norm_args *args,
               const struct norm_shape *shape)
 {
     if (!cpu_is_f32(dev, "norm", shape->dt)) return;
-    for (int h = 0; shape->own_weights && h < shape->heads; h++) {
-        const struct norm_args of = norm_args_of_head(args, shape, h);
-        const struct norm_shape head = norm_shape_of_head(shape);
-        cpu_norm(dev, (float *)y + (size_t)h * (size_t)shape->width, &of, &head);
-    }
-    if (shape->own_weights) return;
     const int width = shape->width;
-    const float *x = args->x, *scale = args->w, *bias = args->b;
+    const float *x = args->x, *bias = args->b;
     const float one = shape->kind == NORM_RMS_PLUS_ONE ? 1.0f : 0.0f;
 #pragma omp parallel for if ((int64_t)shape->rows * width > PARALLEL_WORK)
     for (int r = 0; r < shape->rows; r++) {
         const float *in = x + row_offset(shape, r);
+        const float *scale = weights_of(shape, args->w, r);
         float *out = (float *)y + row_offset(shape, r);
         const float centre = shape->kind == NORM_LAYER ? sum_f32(in, width) / (float)width : 0;
 #pragma omp simd
@@ -42,17 +43,18 @@ void cpu_norm(struct device *dev, void *y, const struct norm_args *args,
         if (bias)
 #pragma omp simd
             for (int c = 0; c < width; c++) out[c] += bias[c];
-        if (args->rstd) args->rstd[r] = factor;
+        if (args->rstd) args->rstd[norm_place(shape, r)] = factor;
         if (args->mean && shape->kind == NORM_LAYER) args->mean[r] = centre;
         if (args->codes)
             args->scales[r] = cpu_quantise_row(args->codes + (int64_t)r * width, out, width);
     }
 }
 
-// Threads own columns: each sum runs over the rows in order.
+// Threads own columns: each sum runs over the rows in order, of head h where they have their own.
 static void weight_gradient(float *dw, float *db, const float *dy, const struct norm_args *args,
-                            const struct norm_shape *shape)
+                            const struct norm_shape *shape, int h)
 {
+    const int step = shape->own_weights ? shape->heads : 1;
     enum { CHUNK = 32 };
     const float *x = args->x, *rstd = args->rstd;
     const float *mean = shape->kind == NORM_LAYER ? args->mean : NULL;
@@ -60,10 +62,10 @@ static void weight_gradient(float *dw, float *db, const float *dy, const struct 
     for (int start = 0; start < shape->width; start += CHUNK) {
         int width = shape->width - start < CHUNK ? shape->width - start : CHUNK;
         float sum[CHUNK] = {0}, bias_sum[CHUNK] = {0};
-        for (int r = 0; r < shape->rows; r++) {
+        for (int r = h; r < shape->rows; r += step) {
             const float *in = x + row_offset(shape, r) + start;
             const float *grad = dy + row_offset(shape, r) + start;
-            float factor = rstd[r], centre = mean ? mean[r] : 0;
+            float factor = rstd[norm_place(shape, r)], centre = mean ? mean[r] : 0;
 #pragma omp simd
             for (int c = 0; c < width; c++) {
                 sum[c] = fma_f32(grad[c], (in[c] - centre) * factor, sum[c]);
@@ -71,7 +73,7 @@ static void weight_gradient(float *dw, float *db, const float *dy, const struct 
             }
         }
         for (int c = 0; c < width; c++) {
-            if (dw) dw[start + c] += sum[c];
+            if (dw) dw[h * shape->width + start + c] += sum[c];
             if (db) db[start + c] += bias_sum[c];
         }
     }
@@ -81,26 +83,20 @@ void cpu_norm_back(struct device *dev, void *dx, float *dw, float *db, const voi
                    const struct norm_args *args, const struct norm_shape *shape, bool add)
 {
     if (!cpu_is_f32(dev, "norm_back", shape->dt)) return;
-    for (int h = 0; shape->own_weights && h < shape->heads; h++) {
-        struct norm_args of = norm_args_of_head(args, shape, h);
-        const struct norm_shape head = norm_shape_of_head(shape);
-        const size_t at = (size_t)h * (size_t)shape->width;
-        cpu_norm_back(dev, (float *)dx + at, dw ? dw + at : NULL, NULL, (const float *)dy + at, &of,
-                      &head, add);
-    }
-    if (shape->own_weights) return;
     enum { CHUNK = 512 };
     const bool layer = shape->kind == NORM_LAYER;
     const int width = shape->width;
-    const float *x = args->x, *scale = args->w;
+    const float *x = args->x;
     // first, because dx may be written over dy
-    if (dw || db) weight_gradient(dw, db, dy, args, shape);
+    for (int h = 0; (dw || db) && h < (shape->own_weights ? shape->heads : 1); h++)
+        weight_gradient(dw, db, dy, args, shape, h);
 #pragma omp parallel for if ((int64_t)shape->rows * width > PARALLEL_WORK)
     for (int r = 0; r < shape->rows; r++) {
         const float *in = x + row_offset(shape, r);
         const float *grad = (const float *)dy + row_offset(shape, r);
+        const float *scale = weights_of(shape, args->w, r);
         float *out = (float *)dx + row_offset(shape, r);
-        float factor = args->rstd[r], centre = layer ? args->mean[r] : 0;
+        float factor = args->rstd[norm_place(shape, r)], centre = layer ? args->mean[r] : 0;
         float dot = 0, sum = 0, g[CHUNK], n[CHUNK];
         for (int start = 0; start < width; start += CHUNK) {
             const int part = width - start < CHUNK ? width - start : CHUNK;

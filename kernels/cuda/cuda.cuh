@@ -28,6 +28,15 @@ typedef __nv_bfloat16 bf16;
 struct comm;
 struct matmul_state; // matmul.cu
 
+// The first two take the time.
+enum {
+    EVENT_STARTED,
+    EVENT_STOPPED,
+    EVENT_COPIED,
+    EVENT_MARKS,
+    N_EVENTS = EVENT_MARKS + DEVICE_MARKS
+};
+
 struct cuda_state {
     int index, n_sms;
     int major;      // of the compute capability that the program's code here was compiled for
@@ -40,7 +49,7 @@ struct cuda_state {
     void **outgrown;
     int n_outgrown;
     unsigned *tickets; // N_TICKETS zeros: "last block of its group" counters, left zero
-    cudaEvent_t started, stopped, copied, marks[DEVICE_MARKS];
+    cudaEvent_t events[N_EVENTS];
     bool capturing;
     struct comm *captured; // whose calls are in what is being captured, or NULL (comm.cu)
     void (*launched)(struct comm *comm); // called when that is launched
@@ -81,10 +90,12 @@ static inline int ceil_div(int64_t a, int64_t b)
     return (int)((a + b - 1) / b);
 }
 
+// No blocks: nothing to do.
 template <typename... P, typename... A>
 void cuda_launch(struct device *dev, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
                  size_t shared, A... args)
 {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     struct cuda_state *state = cuda_use(dev);
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -270,6 +281,28 @@ template <int LANES = 32> INLINE float lanes_max(float x)
 {
 #pragma unroll
     for (int o = LANES / 2; o; o >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, o));
+    return x;
+}
+
+// Numbers in order, the larger first, of equals that with the lower index; a NaN comes before none.
+struct ranked {
+    float value;
+    int index;
+};
+
+INLINE bool is_before(ranked a, ranked b)
+{
+    return a.value > b.value || (a.value == b.value && a.index < b.index);
+}
+
+// The first of the lanes', given to all.
+INLINE ranked lanes_first(ranked x)
+{
+#pragma unroll
+    for (int o = 16; o; o >>= 1) {
+        const ranked other = {__shfl_xor_sync(~0u, x.value, o), __shfl_xor_sync(~0u, x.index, o)};
+        if (is_before(other, x)) x = other;
+    }
     return x;
 }
 

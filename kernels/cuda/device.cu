@@ -96,11 +96,8 @@ static void device_close(struct device *dev)
     free(state->outgrown);
     cudaFree(state->workspace);
     cudaFree(state->tickets);
-    if (state->started) cudaEventDestroy(state->started);
-    if (state->stopped) cudaEventDestroy(state->stopped);
-    if (state->copied) cudaEventDestroy(state->copied);
-    for (cudaEvent_t mark : state->marks)
-        if (mark) cudaEventDestroy(mark);
+    for (cudaEvent_t event : state->events)
+        if (event) cudaEventDestroy(event);
     if (state->beside) cudaStreamDestroy(state->beside);
     if (state->stream) cudaStreamDestroy(state->stream);
     free(state);
@@ -161,12 +158,9 @@ static enum status open_at(int index, struct device *dev)
     error = cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess)
         error = cudaStreamCreateWithFlags(&state->beside, cudaStreamNonBlocking);
-    if (error == cudaSuccess)
-        error = cudaEventCreateWithFlags(&state->copied, cudaEventDisableTiming);
-    if (error == cudaSuccess) error = cudaEventCreate(&state->started);
-    if (error == cudaSuccess) error = cudaEventCreate(&state->stopped);
-    for (int i = 0; i < DEVICE_MARKS && error == cudaSuccess; i++)
-        error = cudaEventCreateWithFlags(&state->marks[i], cudaEventDisableTiming);
+    for (int i = 0; i < N_EVENTS && error == cudaSuccess; i++)
+        error = cudaEventCreateWithFlags(
+            &state->events[i], i <= EVENT_STOPPED ? cudaEventDefault : cudaEventDisableTiming);
     if (error == cudaSuccess)
         error = cudaMalloc((void **)&state->tickets, N_TICKETS * sizeof *state->tickets);
     if (error == cudaSuccess)
@@ -230,15 +224,15 @@ static void host_release(struct device *dev, void *memory)
     cuda_ok(dev, cudaFreeHost(memory), "releasing pinned host memory");
 }
 
-static void copy_with(struct device *dev, void *to, const void *from, size_t bytes,
-                      enum cudaMemcpyKind kind, const char *what)
+static void copy(struct device *dev, void *to, const void *from, size_t bytes, enum copy_way way)
 {
-    cuda_ok(dev, cudaMemcpyAsync(to, from, bytes, kind, cuda_use(dev)->stream), what);
-}
-
-static void copy_in(struct device *dev, void *to, const void *host, size_t bytes)
-{
-    copy_with(dev, to, host, bytes, cudaMemcpyHostToDevice, "copying to the device");
+    const enum cudaMemcpyKind kind = way == COPY_IN    ? cudaMemcpyHostToDevice
+                                     : way == COPY_OUT ? cudaMemcpyDeviceToHost
+                                                       : cudaMemcpyDeviceToDevice;
+    cuda_ok(dev, cudaMemcpyAsync(to, from, bytes, kind, cuda_use(dev)->stream),
+            way == COPY_IN    ? "copying to the device"
+            : way == COPY_OUT ? "copying from the device"
+                              : "copying on the device");
 }
 
 static void copy_in_beside(struct device *dev, void *to, const void *host, size_t bytes)
@@ -247,24 +241,14 @@ static void copy_in_beside(struct device *dev, void *to, const void *host, size_
     const char *what = "copying to the device";
     if (cuda_ok(dev, cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, state->beside),
                 what) &&
-        cuda_ok(dev, cudaEventRecord(state->copied, state->beside), what))
-        cuda_ok(dev, cudaStreamWaitEvent(state->stream, state->copied, 0), what);
+        cuda_ok(dev, cudaEventRecord(state->events[EVENT_COPIED], state->beside), what))
+        cuda_ok(dev, cudaStreamWaitEvent(state->stream, state->events[EVENT_COPIED], 0), what);
     cuda_enqueued(state, false);
 }
 
 static void call_beside(struct device *dev, void (*call)(void *), void *context)
 {
     cuda_ok(dev, cudaLaunchHostFunc(cuda_use(dev)->beside, call, context), "enqueuing a call");
-}
-
-static void copy_out(struct device *dev, void *host, const void *from, size_t bytes)
-{
-    copy_with(dev, host, from, bytes, cudaMemcpyDeviceToHost, "copying from the device");
-}
-
-static void copy(struct device *dev, void *to, const void *from, size_t bytes)
-{
-    copy_with(dev, to, from, bytes, cudaMemcpyDeviceToDevice, "copying on the device");
 }
 
 // One copy where the driver takes the pitch: it has 31 bits, and a layer of a large KV pool more.
@@ -280,7 +264,8 @@ static void copy_2d(struct device *dev, void *to, size_t to_pitch, const void *f
         return;
     }
     for (size_t i = 0; i < rows; i++)
-        copy(dev, (char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+        copy(dev, (char *)to + i * to_pitch, (const char *)from + i * from_pitch, width,
+             COPY_WITHIN);
 }
 
 static void fill(struct device *dev, void *to, unsigned char value, size_t bytes)
@@ -332,19 +317,23 @@ out:
     return st;
 }
 
+// A function of the driver's; NULL: it has none of that name.
+static void *driver_function(const char *name)
+{
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
+    return found == cudaDriverEntryPointSuccess ? function : NULL;
+}
+
 // Bytes of the allocation that `data` begins; 0 where the driver does not tell.
 static size_t allocation_size(const void *data)
 {
     typedef CUresult range_function(CUdeviceptr *, size_t *, CUdeviceptr);
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, 12000,
-                                         cudaEnableDefault, &found) != cudaSuccess ||
-        found != cudaDriverEntryPointSuccess)
-        return 0;
+    const auto range = (range_function *)driver_function("cuMemGetAddressRange");
     CUdeviceptr base;
     size_t size = 0;
-    if (((range_function *)function)(&base, &size, (CUdeviceptr)data) != CUDA_SUCCESS) return 0;
+    if (!range || range(&base, &size, (CUdeviceptr)data) != CUDA_SUCCESS) return 0;
     return size - ((CUdeviceptr)data - base);
 }
 
@@ -456,37 +445,39 @@ static void graph_free(struct device_graph *graph)
 static void timer_start(struct device *dev)
 {
     struct cuda_state *state = cuda_use(dev);
-    cuda_ok(dev, cudaEventRecord(state->started, state->stream), "starting a timer");
+    cuda_ok(dev, cudaEventRecord(state->events[EVENT_STARTED], state->stream), "starting a timer");
 }
 
 static double timer_stop(struct device *dev)
 {
     struct cuda_state *state = cuda_use(dev);
+    const cudaEvent_t start = state->events[EVENT_STARTED], stop = state->events[EVENT_STOPPED];
     float ms = 0;
-    if (cuda_ok(dev, cudaEventRecord(state->stopped, state->stream), "stopping a timer") &&
-        cuda_ok(dev, cudaEventSynchronize(state->stopped), "waiting for a timer"))
-        cuda_ok(dev, cudaEventElapsedTime(&ms, state->started, state->stopped), "reading a timer");
+    if (cuda_ok(dev, cudaEventRecord(stop, state->stream), "stopping a timer") &&
+        cuda_ok(dev, cudaEventSynchronize(stop), "waiting for a timer"))
+        cuda_ok(dev, cudaEventElapsedTime(&ms, start, stop), "reading a timer");
     return ms;
 }
 
 static void mark_here(struct device *dev, int mark)
 {
     struct cuda_state *state = cuda_use(dev);
-    cuda_ok(dev, cudaEventRecord(state->marks[mark], state->stream), "marking enqueued work");
+    cuda_ok(dev, cudaEventRecord(state->events[EVENT_MARKS + mark], state->stream),
+            "marking enqueued work");
 }
 
 static enum status wait_for(struct device *dev, int mark)
 {
-    return status_of(dev, cudaEventSynchronize(cuda_use(dev)->marks[mark]),
+    return status_of(dev, cudaEventSynchronize(cuda_use(dev)->events[EVENT_MARKS + mark]),
                      "waiting for enqueued work");
 }
 
 const struct backend backend_cuda = {
-    DEVICE_CUDA, "cuda-ipc",   &ops_cuda,     open_at,     device_close,   alloc,
-    release,     memory,       reserve,       host_alloc,  host_release,   copy_in,
-    copy_out,    copy,         copy_2d,       fill,        sync,           shared_create,
-    shared_open, shared_close, capture_begin, capture_end, graph_launch,   graph_free,
-    timer_start, timer_stop,   mark_here,     wait_for,    copy_in_beside, call_beside,
+    DEVICE_CUDA,   "cuda-ipc",  &ops_cuda,      open_at,       device_close, alloc,
+    release,       memory,      reserve,        host_alloc,    host_release, copy,
+    copy_2d,       fill,        sync,           shared_create, shared_open,  shared_close,
+    capture_begin, capture_end, graph_launch,   graph_free,    timer_start,  timer_stop,
+    mark_here,     wait_for,    copy_in_beside, call_beside,
 };
 
 // ---- arrays as the copy engine takes them ------------------------------------------------------
@@ -498,21 +489,15 @@ bool tensor_map(struct device *dev, CUtensorMap *ret, const void *x, const tenso
                             const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
                             const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                             CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    static void *function = NULL;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSuccess;
-    if (!function)
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                         cudaEnableDefault, &found);
+    static const auto describe = (encode *)driver_function("cuTensorMapEncodeTiled");
     cuuint32_t ones[4] = {1, 1, 1, 1};
     const CUtensorMapSwizzle swizzle =
         b.box[0] == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
-    CUresult result =
-        function && found == cudaDriverEntryPointSuccess
-            ? ((encode *)function)(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)b.rank,
-                                   (void *)x, b.sizes, b.strides, b.box, ones,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, b.promotion,
-                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
-            : CUDA_ERROR_NOT_FOUND;
+    const CUresult result =
+        describe ? describe(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)b.rank, (void *)x,
+                            b.sizes, b.strides, b.box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                            b.promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+                 : CUDA_ERROR_NOT_FOUND;
     if (result == CUDA_SUCCESS) return true;
     device_fail(dev, "describing an array of rows of %llu to the copy engine: CUDA driver error %d",
                 (unsigned long long)b.sizes[0], (int)result);

@@ -176,7 +176,7 @@ static void sum_rows(struct device *dev, float *logprob, float *lse, float *entr
 void cuda_logprob(struct device *dev, float *logprob, float *lse, float *entropy,
                   const struct head_args *h)
 {
-    if (h->n > 0) sum_rows(dev, logprob, lse, entropy, NULL, h);
+    sum_rows(dev, logprob, lse, entropy, NULL, h);
 }
 
 // ---- the likeliest tokens ----------------------------------------------------------------------
@@ -184,32 +184,17 @@ void cuda_logprob(struct device *dev, float *logprob, float *lse, float *entropy
 #define TOP_THREADS 512
 #define HELD        4 // likeliest of its tokens that a thread holds
 
-// Tokens in order: the likelier first, of equal logits the lower one.
-struct candidate {
-    float z;
-    int token;
-};
-
-INLINE bool is_before(candidate a, candidate b)
-{
-    return a.z > b.z || (a.z == b.z && a.token < b.token);
-}
-
 // A logit that is not a number comes last, so that every token has a place.
-INLINE candidate candidate_of(const float *row, int t)
+INLINE ranked candidate_of(const float *row, int t)
 {
     float z = row[t];
     return {isnan(z) ? -INFINITY : z, t};
 }
 
 // The first of the block's candidates, given to every thread.
-INLINE candidate block_first(candidate c, candidate *shared)
+INLINE ranked block_first(ranked c, ranked *shared)
 {
-#pragma unroll
-    for (int o = 16; o; o >>= 1) {
-        candidate other = {__shfl_xor_sync(~0u, c.z, o), __shfl_xor_sync(~0u, c.token, o)};
-        if (is_before(other, c)) c = other;
-    }
+    c = lanes_first(c);
     __syncthreads();
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = c;
     __syncthreads();
@@ -222,19 +207,19 @@ INLINE candidate block_first(candidate c, candidate *shared)
 
 // The first HELD of this thread's tokens that come behind `last`, in order; token `vocab` stands
 // for none.
-INLINE void gather(candidate (&held)[HELD], const float *row, int vocab, candidate last)
+INLINE void gather(ranked (&held)[HELD], const float *row, int vocab, ranked last)
 {
 #pragma unroll
     for (int i = 0; i < HELD; i++) held[i] = {-INFINITY, vocab};
 #pragma unroll 4
     for (int t = threadIdx.x; t < vocab; t += TOP_THREADS) {
-        candidate c = candidate_of(row, t);
+        ranked c = candidate_of(row, t);
         if (!is_before(last, c) || !is_before(c, held[HELD - 1])) continue;
         held[HELD - 1] = c;
 #pragma unroll
         for (int i = HELD - 1; i > 0; i--) {
             if (!is_before(held[i], held[i - 1])) continue;
-            candidate other = held[i - 1];
+            ranked other = held[i - 1];
             held[i - 1] = held[i];
             held[i] = other;
         }
@@ -248,7 +233,7 @@ __global__ void __launch_bounds__(TOP_THREADS)
                         const int32_t *target, int vocab, int k, float scale)
 {
     grid_begin();
-    __shared__ candidate shared[TOP_THREADS / 32];
+    __shared__ ranked shared[TOP_THREADS / 32];
     __shared__ int before;
     const float *row = logits + (int64_t)blockIdx.x * vocab;
     token_logprob *of_row = out + (int64_t)blockIdx.x * (1 + k);
@@ -258,7 +243,7 @@ __global__ void __launch_bounds__(TOP_THREADS)
 
     const int chosen = target[blockIdx.x];
     const bool valid = chosen >= 0 && chosen < vocab; // the host cannot look
-    const candidate wanted = valid ? candidate_of(row, chosen) : candidate{-INFINITY, vocab};
+    const ranked wanted = valid ? candidate_of(row, chosen) : ranked{-INFINITY, vocab};
     int own = 0;
     for (int t = threadIdx.x; t < vocab; t += TOP_THREADS)
         own += is_before(candidate_of(row, t), wanted);
@@ -268,25 +253,25 @@ __global__ void __launch_bounds__(TOP_THREADS)
         of_row[0] = {chosen, before + 1,
                      valid ? logprob_of(__fmul_rn(row[chosen], scale), max, log_of_sum) : NAN};
 
-    candidate held[HELD], last = {INFINITY, -1};
+    ranked held[HELD], last = {INFINITY, -1};
     if (k > 0) gather(held, row, vocab, last);
     for (int j = 1; j <= k; j++) {
         last = block_first(held[0], shared);
         if (threadIdx.x == 0)
-            of_row[j] = {last.token, j,
-                         logprob_of(__fmul_rn(row[last.token], scale), max, log_of_sum)};
-        if (held[0].token != last.token) continue;
+            of_row[j] = {last.index, j,
+                         logprob_of(__fmul_rn(row[last.index], scale), max, log_of_sum)};
+        if (held[0].index != last.index) continue;
 #pragma unroll
         for (int i = 0; i + 1 < HELD; i++) held[i] = held[i + 1];
         held[HELD - 1] = {-INFINITY, vocab};
-        if (held[0].token == vocab) gather(held, row, vocab, last);
+        if (held[0].index == vocab) gather(held, row, vocab, last);
     }
 }
 
 void cuda_top_logprobs(struct device *dev, struct token_logprob *out, int k,
                        const struct head_args *h)
 {
-    if (h->n <= 0 || !top_logprobs_takes(dev, k, h->vocab)) return;
+    if (!top_logprobs_takes(dev, k, h->vocab)) return;
     float2 *sums = (float2 *)cuda_workspace(dev, h->n * sizeof(float2));
     if (!sums) return;
     sum_rows(dev, NULL, NULL, NULL, sums, h);
@@ -328,7 +313,6 @@ __global__ void logprob_back_kernel(T *dlogits, head_grads grads, const float *l
 void cuda_logprob_back(struct device *dev, void *dlogits, const struct head_grads *grads,
                        const struct head_args *h, enum dtype dt)
 {
-    if (h->n <= 0) return;
     bool fits = aligned(16, {dlogits, h->logits}, {(int64_t)h->vocab * 4}) && h->vocab % 4 == 0;
     with_type(dt, [&](auto t) {
         using T = decltype(t);
@@ -345,22 +329,6 @@ void cuda_logprob_back(struct device *dev, void *dlogits, const struct head_grad
 }
 
 // ---- distillation ------------------------------------------------------------------------------
-
-// Of one token, as on the CPU (kernels/cpu/logprob.c): what it adds to the divergence, and how much
-// that grows with its share in q.
-struct distilled {
-    float value, slope;
-};
-
-static __device__ distilled distil(float beta, float p, float q, float log_p, float log_q)
-{
-    // a logit of -inf adds nothing
-    if (beta == 0.f) return {p > 0.f ? p * (log_p - log_q) : 0.f, 0.f};
-    const float other = beta == 1.f ? log_p : logf(beta * p + (1.f - beta) * q);
-    const float of_q = beta == 1.f ? 1.f : 1.f - beta;
-    const float slope = q > 0.f ? of_q * (log_q - other) : 0.f;
-    return {q * slope + (beta < 1.f && p > 0.f ? beta * p * (log_p - other) : 0.f), slope};
-}
 
 // A block has a row and reads both twice: for their sums, then for what depends on both
 // distributions; a third time where the gradient wants a mean of that.
@@ -421,7 +389,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
 void cuda_distill(struct device *dev, float *divergence, float *overlap, void *dstudent,
                   const struct distill_args *a, enum dtype dt)
 {
-    if (a->n <= 0 || !distill_takes(dev, a)) return;
+    if (!distill_takes(dev, a)) return;
     bool fits = aligned(16, {a->student, a->teacher, dstudent},
                         {(int64_t)a->vocab * 4, (int64_t)a->teacher_vocab * 4});
     with_type(dt, [&](auto t) {

@@ -18,27 +18,14 @@
 // warp's. It is returned to every lane, its rank in `limit`.
 INLINE int next_largest(const float *rank, int n, float &limit, int last)
 {
-    float best = -INFINITY;
-    int at = INT_MAX;
+    ranked best = {-INFINITY, INT_MAX}; // which a lane without one keeps
     for (int e = threadIdx.x % 32; e < n; e += 32) {
         bool left = rank[e] < limit || (rank[e] == limit && e > last);
-        if (left && (at == INT_MAX || rank[e] > best)) {
-            best = rank[e];
-            at = e;
-        }
+        if (left && (best.index == INT_MAX || rank[e] > best.value)) best = {rank[e], e};
     }
-#pragma unroll
-    for (int o = 16; o; o >>= 1) {
-        float other = __shfl_xor_sync(~0u, best, o);
-        int other_at = __shfl_xor_sync(~0u, at, o);
-        // a lane without one has rank -inf and the largest number
-        if (other > best || (other == best && other_at < at)) {
-            best = other;
-            at = other_at;
-        }
-    }
-    limit = best;
-    return at;
+    best = lanes_first(best);
+    limit = best.value;
+    return best.index;
 }
 
 // A group is as good as its best expert, or its two best together.
@@ -165,10 +152,9 @@ __global__ void sort_kernel(int32_t *row, int32_t *place, int32_t *offsets, cons
 void cuda_moe_route(struct device *dev, const struct moe_routing *r, const float *logits,
                     const float *bias, const struct moe_shape *s)
 {
-    if (s->rows > 0)
-        cuda_launch(dev, "moe_route", choose_kernel, ceil_div(s->rows, ROW_WARPS), ROW_WARPS * 32,
-                    (size_t)ROW_WARPS * 2 * s->n_experts * sizeof(float), r->expert, r->weight,
-                    logits, bias, *s);
+    cuda_launch(dev, "moe_route", choose_kernel, ceil_div(s->rows, ROW_WARPS), ROW_WARPS * 32,
+                (size_t)ROW_WARPS * 2 * s->n_experts * sizeof(float), r->expert, r->weight, logits,
+                bias, *s);
     cuda_launch(dev, "moe_route", sort_kernel, s->n_experts, SORT_WARPS * 32, 0, r->row, r->place,
                 r->offsets, r->expert, s->rows * s->top_k, s->top_k);
 }
@@ -211,7 +197,6 @@ void cuda_moe_route_back(struct device *dev, void *dlogits, const float *dweight
                          const float *logits, const struct moe_routing *r,
                          const struct moe_shape *s)
 {
-    if (s->rows <= 0) return;
     launch_typed(s->dt, dev, "moe_route_back", route_back_kernel, ceil_div(s->rows, ROW_WARPS),
                  ROW_WARPS * 32, 0, dlogits, dweight, logits, r->expert, r->weight, *s);
 }
@@ -238,7 +223,6 @@ __global__ void balance_kernel(float *probs, float *counts, const float *logits,
 void cuda_moe_balance(struct device *dev, float *probs, float *counts, const float *logits,
                       const struct moe_routing *r, const struct moe_shape *s)
 {
-    if (s->rows <= 0) return;
     cuda_launch(dev, "moe_balance", balance_kernel, ceil_div(s->rows, ROW_WARPS), ROW_WARPS * 32, 0,
                 probs, counts, logits, r->offsets, *s);
 }
@@ -265,7 +249,6 @@ __global__ void balance_back_kernel(T *dlogits, const float *logits, const float
 void cuda_moe_balance_back(struct device *dev, void *dlogits, const float *logits,
                            const float *counts, const struct moe_shape *s, float scale)
 {
-    if (s->rows <= 0) return;
     launch_typed(s->dt, dev, "moe_balance_back", balance_back_kernel, ceil_div(s->rows, ROW_WARPS),
                  ROW_WARPS * 32, 0, dlogits, logits, counts, *s, scale);
 }
@@ -296,7 +279,6 @@ void cuda_moe_combine(struct device *dev, void *y, const void *x, const int32_t 
                       const float *weight, const struct moe_shape *s, bool add)
 {
     const int width = s->width;
-    if (s->rows <= 0 || width <= 0) return;
     bool fits = aligned(16, {y, x}, {(int64_t)(width * dtype_size(s->dt))});
     launch_columns(with_bf16_wide, s->dt, fits, dev, "moe_combine", combine_kernel, s->rows, width,
                    THREADS, y, x, place, weight, s->top_k, width, add);
@@ -329,7 +311,6 @@ void cuda_moe_combine_back(struct device *dev, void *dx, float *dweight, const v
                            const void *x, const struct moe_routing *r, const struct moe_shape *s)
 {
     const int width = s->width;
-    if (s->rows <= 0) return;
     bool fits = aligned(16, {dx, dy, x}, {(int64_t)(width * dtype_size(s->dt))});
     with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);

@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(block_of<GROUP>)
             if (is_row && threadIdx.x % GROUP == 0) scales[r] = of_row;
         }
     if (is_row && threadIdx.x % GROUP == 0) {
-        const int stat = s.own_weights ? r % s.heads * (s.rows / s.heads) + r / s.heads : r;
-        if (rstd) rstd[stat] = factor;
+        const int place = norm_place(&s, r);
+        if (rstd) rstd[place] = factor;
         if (mean && s.kind == NORM_LAYER) mean[r] = centre;
     }
 }
@@ -256,7 +256,6 @@ static void choose(struct device *dev, const struct norm_shape *s, bool pointers
 void cuda_norm(struct device *dev, void *y, const struct norm_args *args,
                const struct norm_shape *shape)
 {
-    if (shape->rows <= 0) return;
     bool fits = aligned(16, {y, args->x, args->w, args->b}, {});
     choose(dev, shape, fits, [&](auto t, auto v, auto e, auto group) {
         constexpr int V = decltype(v)::value, E = decltype(e)::value,
@@ -286,9 +285,15 @@ void cuda_norm_back(struct device *dev, void *dx, float *dw, float *db, const vo
 {
     if (shape->rows <= 0) return;
     for (int h = 0; shape->own_weights && h < shape->heads; h++) {
-        const struct norm_args of = norm_args_of_head(args, shape, h);
-        const struct norm_shape head = norm_shape_of_head(shape);
         const size_t first = (size_t)h * shape->width, at = first * dtype_size(shape->dt);
+        struct norm_shape head = *shape;
+        struct norm_args of = *args;
+        head.rows /= shape->heads;
+        head.heads = 1;
+        head.own_weights = false;
+        of.x = (const char *)args->x + at;
+        of.w = (const char *)args->w + at;
+        of.rstd = args->rstd + (size_t)h * head.rows;
         cuda_norm_back(dev, (char *)dx + at, dw ? dw + first : NULL, NULL, (const char *)dy + at,
                        &of, &head, add);
     }

@@ -41,7 +41,6 @@ static int rows_held(int rows)
 
 void cuda_gather_rows(struct device *dev, void *y, const void *table, const struct gather_args *a)
 {
-    if (a->n <= 0) return;
     bool fits = aligned(16, {y, table}, {(int64_t)(a->width * dtype_size(a->dt))});
     with_type_wide(a->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
@@ -82,7 +81,6 @@ __global__ void scatter_kernel(U *table, const T *y, const int32_t *index, const
 void cuda_scatter_add_rows(struct device *dev, void *table, const void *y,
                            const struct scatter_args *a)
 {
-    if (a->n <= 0) return;
     with_type(a->dt, [&](auto t) {
         with_type(a->table_dt, [&](auto u) {
             using T = decltype(t);
@@ -115,7 +113,6 @@ template <int V, typename Y, typename X, typename F>
 static void map(struct device *dev, const char *what, void *y, const void *x, int64_t n, F f)
 {
     const bool fits = n % V == 0 && aligned(16, {y, x}, {});
-    if (n <= 0) return;
     cuda_launch(dev, what, fits ? map_kernel<V, Y, X, F> : map_kernel<1, Y, X, F>,
                 ceil_div(n, THREADS * (fits ? V : 1)), THREADS, 0, y, x, n, f);
 }
@@ -325,7 +322,6 @@ __global__ void __launch_bounds__(SLOTS * 32)
 void cuda_experts_bias(struct device *dev, void *y, const void *bias, const int32_t *offsets,
                        const struct expert_rows *s)
 {
-    if (s->rows <= 0 || s->width <= 0) return;
     bool fits = aligned(16, {y, bias}, {(int64_t)(s->width * dtype_size(s->dt))});
     launch_columns(with_bf16_wide, s->dt, fits, dev, "experts_bias", bias_kernel, s->rows, s->width,
                    THREADS, y, bias, offsets, *s);
@@ -334,7 +330,6 @@ void cuda_experts_bias(struct device *dev, void *y, const void *bias, const int3
 void cuda_experts_bias_back(struct device *dev, float *dbias, const void *dy,
                             const int32_t *offsets, const struct expert_rows *s)
 {
-    if (s->rows <= 0 || s->width <= 0) return;
     launch_typed(s->dt, dev, "experts_bias_back", bias_back_kernel,
                  dim3(ceil_div(s->width, 32), s->n_experts), SLOTS * 32, 0, dbias, dy, offsets,
                  s->width);
@@ -604,7 +599,6 @@ __global__ void random_normal_kernel(T *x, int64_t n, float scale, uint64_t seed
 void cuda_random_normal(struct device *dev, void *x, int64_t n, float scale, uint64_t seed,
                         uint64_t stream, enum dtype dt)
 {
-    if (n <= 0) return;
     with_type(dt, [&](auto t) {
         cuda_launch(dev, "random numbers", random_normal_kernel<decltype(t)>,
                     ceil_div(n, 2 * THREADS), THREADS, 0, (decltype(t) *)x, n, scale, seed, stream);
@@ -646,7 +640,6 @@ void cuda_adjust_logits(struct device *dev, float *logits, float *saved,
                         const struct logit_row *rows, const struct logit_entry *entries, int n,
                         int vocab, bool undo)
 {
-    if (n <= 0) return;
     cuda_launch(dev, "adjust_logits", adjust_kernel, n, THREADS, 0, logits, saved, rows, entries,
                 vocab, undo);
 }
@@ -668,7 +661,6 @@ void cuda_mask_logits(struct device *dev, float *logits, const int32_t *row, con
                       int n, int vocab)
 {
     const int pieces = ceil_div(vocab, MASK_PIECE);
-    if (n <= 0) return;
     cuda_launch(dev, "mask_logits", mask_kernel, n * pieces, THREADS, 0, logits, row, masks, vocab,
                 pieces);
 }
@@ -737,7 +729,6 @@ template <typename T> static void launch_rope(struct device *dev, const rope_wor
     const rope_store_args<T> &a = w.store;
     const int stored = a.k ? a.n_kv_heads * (a.head_dim - a.rot_dim) + w.values : 0;
     const int units = w.n * (a.rot_dim / 2) + stored; // one element, or pair, each
-    if (w.rows <= 0 || units <= 0) return;
     const int64_t size = sizeof(T);
     const bool wide = !w.interleaved && a.rot_dim % (2 * PAIRS) == 0 &&
                       aligned(PAIRS * size, {w.qkv, a.k, a.v},
@@ -1078,7 +1069,6 @@ void cuda_split_gate(struct device *dev, void *qkv, void *gate, void *fused, int
 {
     const int width = 2 * (s->n_heads + s->n_kv_heads) * s->head_dim;
     const bool fits = aligned(16, {qkv, gate, fused}, {s->head_dim * (int)dtype_size(s->dt)});
-    if (rows <= 0) return;
     launch_columns(with_type_wide, s->dt, fits, dev, "split_gate", split_gate_kernel, rows, width,
                    THREADS, qkv, gate, fused, s->n_heads, s->head_dim,
                    2 * s->n_kv_heads * s->head_dim, join);
