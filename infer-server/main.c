@@ -12,7 +12,6 @@
 #include "infer-server/http/server.h"
 #include "infer-server/http/tool_calls.h"
 #include "kernels/device.h"
-#include "kernels/prepare.h"
 
 #include <limits.h>
 #include <signal.h>

@@ -337,6 +337,16 @@ static enum status shared_new(struct device *dev, size_t bytes, const char *labe
     return ST_OK;
 }
 
+static enum status shared_finish(struct shared_memory *memory, enum status st,
+                                 struct shared_memory **ret)
+{
+    if (st == ST_OK)
+        *ret = memory;
+    else
+        free(memory);
+    return st;
+}
+
 enum status shared_memory_create(struct device *dev, const char *name, size_t bytes,
                                  struct shared_memory **ret)
 {
@@ -344,13 +354,7 @@ enum status shared_memory_create(struct device *dev, const char *name, size_t by
     enum status st = shared_new(dev, bytes, name, &memory);
     if (st != ST_OK) return st;
     memory->maker = true;
-    st = dev->backend->shared_create(dev, name, memory);
-    if (st != ST_OK) {
-        free(memory);
-        return st;
-    }
-    *ret = memory;
-    return ST_OK;
+    return shared_finish(memory, dev->backend->shared_create(dev, name, memory), ret);
 }
 
 enum status shared_memory_open(struct device *dev, const char *handle, size_t bytes,
@@ -366,12 +370,7 @@ enum status shared_memory_open(struct device *dev, const char *handle, size_t by
         strcpy(memory->handle, handle);
         st = dev->backend->shared_open(dev, memory);
     }
-    if (st != ST_OK) {
-        free(memory);
-        return st;
-    }
-    *ret = memory;
-    return ST_OK;
+    return shared_finish(memory, st, ret);
 }
 
 void *shared_memory_data(const struct shared_memory *memory)

@@ -30,6 +30,12 @@ void device_prepare_process(char **argv);
 // Whether the address space that this process may have (ulimit -v) has room for so many buffers of
 // OpenBLAS, one for each thread that calls it: where there is none it asks for it for ever.
 bool device_blas_fits(int buffers);
+// Stands outside of functions of a main (a shared object cannot have it): ends the process with a
+// sentence where OpenBLAS, when it is loaded, would find no room.
+#define PREPARE_PROGRAM                                                                            \
+    __attribute__((section(".preinit_array"), used)) static void (*const before_libraries)(        \
+        int, char **, char **) = prepare_check
+void prepare_check(int argc, char **argv, char **envp);
 
 // spec: "auto" (first GPU if there is one, else the CPU), "cpu", "cuda" or "cuda:N". A binary built
 // without CUDA refuses "cuda:N" with a sentence that says so.

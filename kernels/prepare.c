@@ -1,7 +1,6 @@
 /* prepare.c: settings of the libraries below the kernels, which they read before main; and the
  * address space that OpenBLAS takes, for which it asks for ever where there is none (ulimit -v). */
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/prepare.h"
 #include "kernels/device.h"
 
 #include <cblas.h>

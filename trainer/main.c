@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/options.h"
 #include "kernels/device.h"
-#include "kernels/prepare.h"
 #include "trainer/commands.h"
 
 #include <stdio.h>

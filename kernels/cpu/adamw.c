@@ -34,53 +34,34 @@ static void step_range(void *w, uint16_t *low, float *m, float *v, const float *
     }
 }
 
-// The moments of the n parameters from `at` on, in f32 and back; at: a multiple of MOMENT_BLOCK.
-static void unpack(const struct moments *from, int64_t at, int n, float *m, float *v)
+// m or v (squares) of the n parameters from `at` on, in f32 and back; at: a multiple of
+// MOMENT_BLOCK. scales: of 8-bit codes, else NULL.
+static void unpack(float *x, const void *from, const float *scales, int64_t at, int n, bool squares)
 {
-    if (from->kind == MOMENTS_BF16) {
-        const uint16_t *from_m = (const uint16_t *)from->m + at;
-        const uint16_t *from_v = (const uint16_t *)from->v + at;
-        for (int i = 0; i < n; i++) {
-            m[i] = f32_from_bf16(from_m[i]);
-            v[i] = f32_from_bf16(from_v[i]);
-        }
-        return;
-    }
-    const uint8_t *from_m = (const uint8_t *)from->m + at, *from_v = (const uint8_t *)from->v + at;
-    float m_scale = from->m_scale[at / MOMENT_BLOCK], v_scale = from->v_scale[at / MOMENT_BLOCK];
-    for (int i = 0; i < n; i++) {
-        m[i] = moment_unpack(from_m[i], m_scale, false);
-        v[i] = moment_unpack(from_v[i], v_scale, true);
-    }
+    const uint16_t *halves = (const uint16_t *)from + at;
+    const uint8_t *codes = (const uint8_t *)from + at;
+    if (!scales)
+        for (int i = 0; i < n; i++) x[i] = f32_from_bf16(halves[i]);
+    for (int i = 0; scales && i < n; i++)
+        x[i] = moment_unpack(codes[i], scales[at / MOMENT_BLOCK], squares);
 }
 
-static void pack(const struct moments *to, int64_t at, int n, const float *m, const float *v,
-                 const struct adamw *shape)
+static void pack(void *to, float *scales, const float *x, const uint32_t *noise, int64_t at, int n,
+                 bool squares)
 {
-    const uint64_t first = (uint64_t)(shape->first + at);
-    if (to->kind == MOMENTS_BF16) {
-        uint16_t *to_m = (uint16_t *)to->m + at, *to_v = (uint16_t *)to->v + at;
-        for (int i = 0; i < n; i++) {
-            uint32_t noise = moment_noise(first + (uint64_t)i, shape->step);
-            to_m[i] = moment_to_bf16(m[i], noise >> 16);
-            to_v[i] = moment_to_bf16(v[i], noise & 0xffff);
-        }
-        return;
-    }
-    uint8_t *to_m = (uint8_t *)to->m + at, *to_v = (uint8_t *)to->v + at;
-    float m_scale = 0, v_scale = 0;
+    uint16_t *halves = (uint16_t *)to + at;
+    uint8_t *codes = (uint8_t *)to + at;
+    float largest = 0;
+    for (int i = 0; i < n; i++) largest = fmaxf(largest, fabsf(x[i]));
+    const float inverse = moment_inverse(largest);
+    if (scales) scales[at / MOMENT_BLOCK] = largest;
     for (int i = 0; i < n; i++) {
-        m_scale = fmaxf(m_scale, fabsf(m[i]));
-        v_scale = fmaxf(v_scale, v[i]);
+        const uint32_t bits = squares ? noise[i] & 0xffff : noise[i] >> 16;
+        if (scales)
+            codes[i] = moment_pack(x[i], inverse, bits, squares);
+        else
+            halves[i] = moment_to_bf16(x[i], bits);
     }
-    float m_inverse = moment_inverse(m_scale), v_inverse = moment_inverse(v_scale);
-    for (int i = 0; i < n; i++) {
-        uint32_t noise = moment_noise(first + (uint64_t)i, shape->step);
-        to_m[i] = moment_pack(m[i], m_inverse, noise >> 16, false);
-        to_v[i] = moment_pack(v[i], v_inverse, noise & 0xffff, true);
-    }
-    to->m_scale[at / MOMENT_BLOCK] = m_scale;
-    to->v_scale[at / MOMENT_BLOCK] = v_scale;
 }
 
 void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments *moments,
@@ -93,6 +74,7 @@ void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments 
     for (int64_t at = 0; at < n; at += MOMENT_BLOCK) {
         int count = n - at < MOMENT_BLOCK ? (int)(n - at) : MOMENT_BLOCK;
         float m[MOMENT_BLOCK], v[MOMENT_BLOCK];
+        uint32_t noise[MOMENT_BLOCK];
         void *part = (char *)w + at * (int64_t)dtype_size(w_dt);
         uint16_t *low_part = low ? low + at : NULL;
         if (moments->kind == MOMENTS_F32) {
@@ -100,9 +82,13 @@ void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments 
                        grad + at, count, c, scale);
             continue;
         }
-        unpack(moments, at, count, m, v);
+        for (int i = 0; i < count; i++)
+            noise[i] = moment_noise((uint64_t)(shape->first + at + i), shape->step);
+        unpack(m, moments->m, moments->m_scale, at, count, false);
+        unpack(v, moments->v, moments->v_scale, at, count, true);
         step_range(part, low_part, m, v, grad + at, count, c, scale);
-        pack(moments, at, count, m, v, shape);
+        pack(moments->m, moments->m_scale, m, noise, at, count, false);
+        pack(moments->v, moments->v_scale, v, noise, at, count, true);
     }
 }
 

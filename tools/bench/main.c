@@ -31,7 +31,7 @@
 #include "common/base/options.h"
 #include "common/model/adapter.h"
 #include "common/model/model.h"
-#include "kernels/prepare.h"
+#include "kernels/device.h"
 #include "tools/bench/bench.h"
 #include "trainer/learn/learner.h"
 #include "trainer/run/config.h"

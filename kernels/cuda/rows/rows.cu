@@ -6,7 +6,6 @@
 #include "common/base/mxfp4.h"
 #include "common/base/rng.h"
 #include "kernels/cuda/rows/act.cuh"
-#include "kernels/cuda/rows/rope.cuh"
 #include <algorithm>
 #include <limits.h>
 
@@ -670,6 +669,38 @@ void cuda_mask_logits(struct device *dev, float *logits, const int32_t *row, con
 // Rotary position embedding, in place, and storing keys and values into the block pool: one kernel
 // for either and for both.
 #define PAIRS 4 // pairs, or elements, of a thread, where they lie so
+
+// The roundings are spelt out, so that every kernel has the same.
+INLINE void rotate(float &lower, float &upper, float2 angle, float sign)
+{
+    float c = angle.x, s = sign * angle.y, x = lower, y = upper;
+    lower = __fmaf_rn(c, x, -__fmul_rn(s, y));
+    upper = __fmaf_rn(c, y, __fmul_rn(s, x));
+}
+
+// struct rope_store for elements of T.
+template <typename T> struct rope_store_args {
+    T *k, *v; // of the layer
+    const float *table;
+    const int32_t *positions, *slots;
+    int n_heads, n_kv_heads, head_dim, rot_dim;
+    int64_t slot_width; // elements between tokens of k and v
+
+    static rope_store_args make(const struct rope_store *s)
+    {
+        const struct kv_layer *layer = &s->kv->layers[s->layer];
+        return {(T *)s->kv->k + layer->offset,
+                (T *)s->kv->v + layer->offset,
+                s->table,
+                s->batch->positions,
+                s->batch->slots,
+                s->shape->n_heads,
+                s->shape->n_kv_heads,
+                s->shape->head_dim,
+                s->rot_dim,
+                layer->width};
+    }
+};
 
 // The first n heads of a row are rotated; then, with `store.k`, its keys and values are stored.
 template <typename T> struct rope_work {
