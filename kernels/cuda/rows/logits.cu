@@ -72,14 +72,8 @@ INLINE float logprob_of(float z, float max, float log_of_sum)
 #define ROW_THREADS  128 // each warp holds 4,096 logits
 #define BACK_THREADS 512
 
-// Of a row: log_sum, and the sum of (z - max) e^(z - max).
-struct row_sum {
-    float max, sum, weighted;
-};
-
-// tiles: one for each TILE logits of the row, shared memory.
-struct tile_sums {
-    log_sum of;
+// Of a row, or a tile of TILE logits: log_sum, and the sum of (z - max) e^(z - max).
+struct row_sum : log_sum {
     float weighted;
 };
 
@@ -87,7 +81,7 @@ struct tile_sums {
 
 /* A tile by one warp, which stands in for the TILE_WARPS warps that tile_sum() has: a lane holds
  * what that lane of each of them would, and adds in their order. Nobody waits for a block. */
-INLINE tile_sums tile_by_warp(const float *row, int first, int vocab, float scale, bool in_fours)
+INLINE row_sum tile_by_warp(const float *row, int first, int vocab, float scale, bool in_fours)
 {
     int lane = threadIdx.x % 32;
     float z[TILE_WARPS][TILE_GROUPS][4], max = -INFINITY, sums[TILE_WARPS], weighted = 0;
@@ -116,30 +110,29 @@ INLINE tile_sums tile_by_warp(const float *row, int first, int vocab, float scal
     return {{max, sums[0]}, lanes_sum(weighted)};
 }
 
-// By a block; given to all of it.
-INLINE row_sum sum_row(tile_sums *tiles, const float *row, int vocab, float scale, bool in_fours)
+// By a block; given to all of it. tiles: of the row, shared memory.
+INLINE row_sum sum_row(row_sum *tiles, const float *row, int vocab, float scale, bool in_fours)
 {
     const int n = (vocab + TILE - 1) / TILE;
     __syncthreads(); // the tiles of another row were read
     for (int i = threadIdx.x / 32; i < n; i += blockDim.x / 32) {
-        tile_sums p = tile_by_warp(row, i * TILE, vocab, scale, in_fours);
+        row_sum p = tile_by_warp(row, i * TILE, vocab, scale, in_fours);
         if (threadIdx.x % 32 == 0) tiles[i] = p;
     }
     __syncthreads();
-    const log_sum all = join_tiles(n, [&](int i) { return tiles[i].of; });
+    const log_sum all = join_tiles(n, [&](int i) { return log_sum(tiles[i]); });
     float weighted = 0;
     for (int i = threadIdx.x % 32; i < n; i += 32) {
-        const tile_sums &p = tiles[i];
-        float d = p.of.max - all.max, e = expf(d);
-        weighted +=
-            e > 0 ? (p.weighted + p.of.sum * d) * e : 0.f; // where e is 0, d may be infinite
+        const row_sum &p = tiles[i];
+        float d = p.max - all.max, e = expf(d);
+        weighted += e > 0 ? (p.weighted + p.sum * d) * e : 0.f; // where e is 0, d may be infinite
     }
-    return {all.max, all.sum, lanes_sum(weighted)};
+    return {all, lanes_sum(weighted)};
 }
 
 static size_t tiles_bytes(int vocab)
 {
-    return ceil_div(vocab, TILE) * sizeof(struct tile_sums);
+    return ceil_div(vocab, TILE) * sizeof(struct row_sum);
 }
 
 // sums: of each row the maximum of z, and the logarithm of the sum of e^(z - max), and nothing
@@ -149,7 +142,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
                    const int32_t *target, int vocab, float scale, bool in_fours)
 {
     grid_begin();
-    extern __shared__ tile_sums tiles[];
+    extern __shared__ row_sum tiles[];
     const float *row = logits + (int64_t)blockIdx.x * vocab;
     row_sum r = sum_row(tiles, row, vocab, scale, in_fours);
     if (threadIdx.x) return;
@@ -337,7 +330,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
     distill_kernel(float *divergence, float *overlap, T *dstudent, distill_args a, bool in_fours)
 {
     grid_begin();
-    extern __shared__ tile_sums tiles[];
+    extern __shared__ row_sum tiles[];
     __shared__ float shared[32];
     const float inverse = 1.f / a.temperature, beta = a.beta;
     const float scale = a.scale * inverse * (a.weights ? a.weights[blockIdx.x] : 1.f);
