@@ -41,14 +41,21 @@ DTYPE_INLINE int row_before(const struct batch_view *b, int r, int back)
     return row_at(b, s, b->first_position[s] + r - b->query_start[s] - back);
 }
 
+// Value heads of a key head.
+DTYPE_INLINE int heads_each(const struct delta_shape *s)
+{
+    return s->n_heads / s->n_key_heads;
+}
+
 // Where the query, key and value of a value head begin in a row as the convolution gives it.
 struct delta_columns {
     int q, k, v;
 };
-DTYPE_INLINE struct delta_columns delta_columns(const struct delta_shape *s, bool is_scan, int head)
+DTYPE_INLINE struct delta_columns delta_columns_of(const struct delta_shape *s, bool is_scan,
+                                                   int head)
 {
     const int keys = delta_key_width(s), values = delta_value_width(s);
-    const int before = head / (s->n_heads / s->n_key_heads) * s->key_dim;
+    const int before = head / heads_each(s) * s->key_dim;
     struct delta_columns c;
     c.q = before + (is_scan ? values + keys : 0);
     c.k = before + (is_scan ? values : keys);

@@ -47,7 +47,7 @@ static __attribute__((noinline)) void read_row(const struct delta_args *a,
                                                struct row *ret)
 {
     const int dim = s->key_dim;
-    const struct delta_columns at = delta_columns(s, s->is_scan, head);
+    const struct delta_columns at = delta_columns_of(s, s->is_scan, head);
     const float *x = (const float *)a->qkv + (int64_t)row * delta_conv_width(s);
     const float *q = x + at.q, *k = x + at.k;
     const float *gates = (const float *)a->gates + gates_before(a, s, row) + head;
@@ -137,11 +137,6 @@ static void go_on(const struct delta_state *st, float *next, float *out, const s
 }
 
 // ---- forward ------------------------------------------------------------------------------------
-static int heads_each(const struct delta_shape *s)
-{
-    return s->n_heads / s->n_key_heads;
-}
-
 // The rows of sequence seq on the state of a key head.
 static void run(float *group, float *out, const struct delta_args *a, const struct delta_shape *s,
                 int key_head, int seq)
@@ -309,7 +304,7 @@ static void back_row(struct back *b, const struct delta_state *st, int head, int
     const struct row *r = &b->r[t];
     const float *dout = b->dout + (int64_t)row * delta_value_width(s) + head * n;
     float *dv = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s) +
-                delta_columns(s, s->is_scan, head).v;
+                delta_columns_of(s, s->is_scan, head).v;
     float *dgate = (float *)b->grads->gates + gates_before(b->args, s, row) + head;
     float *dq = b->d.q[t], *dk = b->d.k[t], *du = b->d.u[t];
     double *dG = b->d.G;
@@ -359,7 +354,7 @@ static void back_chunk(struct back *b, int head, int seq, int from, int end)
     const struct delta_shape *s = b->s;
     const struct batch_view *view = b->args->batch.view;
     const int chunk = from / CHUNK, first = chunk * CHUNK, own = from - first, n = end - first;
-    const struct delta_columns at = delta_columns(s, s->is_scan, head);
+    const struct delta_columns at = delta_columns_of(s, s->is_scan, head);
     const struct delta_state st = state_at(b, chunk);
     double dG = 0;
     for (int t = 0; t < n; t++) read_row(b->args, s, head, row_at(view, seq, first + t), &b->r[t]);
@@ -386,48 +381,44 @@ static void back_chunk(struct back *b, int head, int seq, int from, int end)
     memset(&b->d, 0, sizeof b->d);
 }
 
-// Sequence seq from its last row to its first; dS of what it began with is left.
-static void back_sequence(struct back *b, int head, int seq)
+// Sequence seq from its last row to its first; dS of what it began with is left. takes: it is the
+// one that others went on from, which have added up what they give to it.
+static void back_sequence(struct back *b, int head, int seq, bool takes)
 {
     const struct batch_view *v = b->args->batch.view;
     const int first = v->first_position[seq];
-    int end = first + v->query_start[seq + 1] - v->query_start[seq];
-    while (end > first) {
-        const int border = (end - 1) / CHUNK * CHUNK, from = border > first ? border : first;
+    const int behind = first + v->query_start[seq + 1] - v->query_start[seq];
+    memset(b->dS, 0, (size_t)matrix(b->s) * sizeof(float));
+    if (takes) {
+        memcpy(b->d.u, b->shared_u, sizeof b->d.u);
+        memcpy(b->d.log_decay, b->shared_log_decay, sizeof b->d.log_decay);
+    }
+    for (int end = behind, from; end > first; end = from) {
+        const int border = (end - 1) / CHUNK * CHUNK;
+        if (takes && end == behind / CHUNK * CHUNK)
+            add_scaled(b->dS, 1, b->dS_shared, (int)matrix(b->s));
+        from = border > first ? border : first;
         back_chunk(b, head, seq, from, end);
-        end = from;
     }
 }
 
 // One value head of a sequence and of those that go on behind it.
 static void back_unit(struct back *b, int head, int seq)
 {
-    const struct batch_view *view = b->args->batch.view;
-    const int64_t size = matrix(b->s);
-    const size_t bytes = (size_t)size * sizeof(float);
-    const int end = unit_end(view, seq);
-    const int n = view->query_start[seq + 1] - view->query_start[seq], open = n / CHUNK * CHUNK;
-    memset(b->S, 0, bytes); // S before the first row is 0
-    memset(b->dS_shared, 0, bytes);
+    const int size = (int)matrix(b->s), end = unit_end(b->args->batch.view, seq);
+    memset(b->S, 0, (size_t)size * sizeof(float)); // S before the first row is 0
+    memset(b->dS_shared, 0, (size_t)size * sizeof(float));
     memset(b->shared_u, 0, sizeof b->shared_u);
     memset(b->shared_log_decay, 0, sizeof b->shared_log_decay);
     replay(b, head, seq);
     for (int child = seq + 1; child < end; child++) {
         replay(b, head, child);
-        memset(b->dS, 0, bytes);
-        back_sequence(b, head, child);
-        for (int64_t i = 0; i < size; i++) b->dS_shared[i] += b->dS[i];
+        back_sequence(b, head, child, false);
+        add_scaled(b->dS_shared, 1, b->dS, size);
     }
-    memset(b->dS, 0, bytes);
-    if (open < n) {
-        memcpy(b->d.u, b->shared_u, sizeof b->d.u);
-        memcpy(b->d.log_decay, b->shared_log_decay, sizeof b->d.log_decay);
-        back_chunk(b, head, seq, open, n);
-    }
-    for (int64_t i = 0; i < size; i++) b->dS[i] += b->dS_shared[i];
-    for (int from = open - CHUNK; from >= 0; from -= CHUNK)
-        back_chunk(b, head, seq, from, from + CHUNK);
+    back_sequence(b, head, seq, true);
 }
+
 // Takes the gradient of a query or key as the rule takes it, y = factor * x, back to x, in place.
 static void back_length(float *dx, const float *y, float factor, float scale, int n)
 {
@@ -439,7 +430,7 @@ static void back_length(float *dx, const float *y, float factor, float scale, in
 static void back_lengths(struct back *b, int head, int row)
 {
     const struct delta_shape *s = b->s;
-    const struct delta_columns at = delta_columns(s, s->is_scan, head);
+    const struct delta_columns at = delta_columns_of(s, s->is_scan, head);
     float *dx = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s);
     struct row r;
     read_row(b->args, s, head, row, &r);
@@ -452,7 +443,7 @@ static void back_key_head(struct back *b, int key_head, int seq)
     const struct delta_shape *s = b->s;
     const struct batch_view *view = b->args->batch.view;
     const int each = heads_each(s), head = key_head * each;
-    const struct delta_columns at = delta_columns(s, s->is_scan, head);
+    const struct delta_columns at = delta_columns_of(s, s->is_scan, head);
     const int first = view->query_start[seq], end = view->query_start[unit_end(view, seq)];
     const size_t bytes = (size_t)s->key_dim * sizeof(float);
     for (int row = first; row < end; row++) {
