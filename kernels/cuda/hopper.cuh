@@ -93,6 +93,12 @@ struct stage_ring {
 #define L2_EVICT_FIRST 0x12F0000000000000ull // what is read once
 #define L2_EVICT_LAST  0x14F0000000000000ull // what every block reads
 
+// The map, before the first copy needs it.
+INLINE void prefetch_map(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // A box at (0, row, pair, chunk) of a map of (64, rows, pairs, chunks) elements, zeros outside of
 // it.
 INLINE void copy_box(uint32_t to, const CUtensorMap *map, int row, int pair, int chunk,
@@ -243,14 +249,14 @@ INLINE void wgmma_of(float (&d)[128], uint64_t a, uint64_t b)
  * 16 rows of columns; _codes: both in e4m3, 32 columns. `after`: the numbers behind those of the
  * sums. */
 #define FLAT(J) float(&d)[4 * J] = reinterpret_cast<float(&)[4 * J]>(sums)
-#define WGMMA_TO(J, N, after)                                                                      \
-    INLINE void wgmma_to(float(&sums)[J][4], uint64_t a, uint64_t b, int add)                      \
+#define WGMMA_TO(J, N, NAME, KIND, across, after)                                                  \
+    INLINE void NAME(float(&sums)[J][4], uint64_t a, uint64_t b, int add)                          \
     {                                                                                              \
         FLAT(J);                                                                                   \
         asm volatile("{ .reg .pred add;\n"                                                         \
                      "setp.ne.b32 add, %" #after ", 0;\n"                                          \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES_##J        \
-                     "}, %0, %1, add, 1, 1, 0, 0; }"                                               \
+                     "wgmma.mma_async.sync.aligned.m64n" #N KIND " {" NAMES_##J                    \
+                     "}, %0, %1, add, 1, 1" across "; }"                                           \
                      : "+l"(a), "+l"(b), SUMS_##J                                                  \
                      : "r"(add));                                                                  \
     }
@@ -265,29 +271,33 @@ INLINE void wgmma_of(float (&d)[128], uint64_t a, uint64_t b)
                      : "+l"(b), "+r"(add), SUMS_##J                                                \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));                                \
     }
-WGMMA_TO(8, 64, 34)
-#define LEFT_BF16 "k16.f32.bf16.bf16"
-#define LEFT_E4M3 "k32.f32.e4m3.e4m3"
-WGMMA_LEFT(1, 8, wgmma_left, LEFT_BF16, ", 0", 6, 7, 8, 9)
-WGMMA_LEFT(2, 16, wgmma_left, LEFT_BF16, ", 0", 10, 11, 12, 13)
-WGMMA_LEFT(4, 32, wgmma_left, LEFT_BF16, ", 0", 18, 19, 20, 21)
-WGMMA_LEFT(8, 64, wgmma_left, LEFT_BF16, ", 0", 34, 35, 36, 37)
-WGMMA_LEFT(16, 128, wgmma_left, LEFT_BF16, ", 0", 66, 67, 68, 69)
-WGMMA_LEFT(8, 64, wgmma_left_of_rows, LEFT_BF16, ", 1", 34, 35, 36, 37)
-WGMMA_LEFT(9, 72, wgmma_left_of_rows, LEFT_BF16, ", 1", 38, 39, 40, 41)
-WGMMA_LEFT(16, 128, wgmma_left_of_rows, LEFT_BF16, ", 1", 66, 67, 68, 69)
-WGMMA_LEFT(17, 136, wgmma_left_of_rows, LEFT_BF16, ", 1", 70, 71, 72, 73)
-WGMMA_LEFT(24, 192, wgmma_left_of_rows, LEFT_BF16, ", 1", 98, 99, 100, 101)
-WGMMA_LEFT(32, 256, wgmma_left_of_rows, LEFT_BF16, ", 1", 130, 131, 132, 133)
-WGMMA_LEFT(1, 8, wgmma_codes, LEFT_E4M3, "", 6, 7, 8, 9)
-WGMMA_LEFT(2, 16, wgmma_codes, LEFT_E4M3, "", 10, 11, 12, 13)
-WGMMA_LEFT(4, 32, wgmma_codes, LEFT_E4M3, "", 18, 19, 20, 21)
-WGMMA_LEFT(8, 64, wgmma_codes, LEFT_E4M3, "", 34, 35, 36, 37)
-WGMMA_LEFT(16, 128, wgmma_codes, LEFT_E4M3, "", 66, 67, 68, 69)
+#define OF_BF16 "k16.f32.bf16.bf16"
+#define OF_E4M3 "k32.f32.e4m3.e4m3"
+WGMMA_TO(8, 64, wgmma_to, OF_BF16, ", 0, 0", 34)
+WGMMA_TO(2, 16, wgmma_codes, OF_E4M3, "", 10)
+WGMMA_TO(4, 32, wgmma_codes, OF_E4M3, "", 18)
+WGMMA_TO(8, 64, wgmma_codes, OF_E4M3, "", 34)
+WGMMA_TO(16, 128, wgmma_codes, OF_E4M3, "", 66)
+WGMMA_LEFT(1, 8, wgmma_left, OF_BF16, ", 0", 6, 7, 8, 9)
+WGMMA_LEFT(2, 16, wgmma_left, OF_BF16, ", 0", 10, 11, 12, 13)
+WGMMA_LEFT(4, 32, wgmma_left, OF_BF16, ", 0", 18, 19, 20, 21)
+WGMMA_LEFT(8, 64, wgmma_left, OF_BF16, ", 0", 34, 35, 36, 37)
+WGMMA_LEFT(16, 128, wgmma_left, OF_BF16, ", 0", 66, 67, 68, 69)
+WGMMA_LEFT(8, 64, wgmma_left_of_rows, OF_BF16, ", 1", 34, 35, 36, 37)
+WGMMA_LEFT(9, 72, wgmma_left_of_rows, OF_BF16, ", 1", 38, 39, 40, 41)
+WGMMA_LEFT(16, 128, wgmma_left_of_rows, OF_BF16, ", 1", 66, 67, 68, 69)
+WGMMA_LEFT(17, 136, wgmma_left_of_rows, OF_BF16, ", 1", 70, 71, 72, 73)
+WGMMA_LEFT(24, 192, wgmma_left_of_rows, OF_BF16, ", 1", 98, 99, 100, 101)
+WGMMA_LEFT(32, 256, wgmma_left_of_rows, OF_BF16, ", 1", 130, 131, 132, 133)
+WGMMA_LEFT(1, 8, wgmma_codes, OF_E4M3, "", 6, 7, 8, 9)
+WGMMA_LEFT(2, 16, wgmma_codes, OF_E4M3, "", 10, 11, 12, 13)
+WGMMA_LEFT(4, 32, wgmma_codes, OF_E4M3, "", 18, 19, 20, 21)
+WGMMA_LEFT(8, 64, wgmma_codes, OF_E4M3, "", 34, 35, 36, 37)
+WGMMA_LEFT(16, 128, wgmma_codes, OF_E4M3, "", 66, 67, 68, 69)
 #undef WGMMA_TO
 #undef WGMMA_LEFT
-#undef LEFT_BF16
-#undef LEFT_E4M3
+#undef OF_BF16
+#undef OF_E4M3
 #undef FLAT
 
 // What comes before in the program and changes these registers, or reads them, stays before; what

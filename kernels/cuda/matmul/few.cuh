@@ -16,10 +16,6 @@
 #define SHARED_APART 2048 // bytes of a block's shared memory that are not the ring's or the tile's
 #define CHUNK        64   // elements of k in a tile's row
 
-// What becomes of the sums of a tile: they are stored as bf16 or f32; or the tile has pairs of
-// columns that belong together, `apart` from each other: a gate and its up.
-enum epilogue { STORED, WIDE, GATED };
-
 struct few_args {
     void *c; // (m, n); (m, n / 2) where GATED
     const bf16 *bias;
@@ -109,6 +105,7 @@ INLINE void few_copy(few_ring ring, const CUtensorMap *a_map, const CUtensorMap 
     };
     int total = rounds * steps, ahead = p.early ? min(stage.ahead, total) : 0;
     if (total == 0) return;
+    prefetch_map(a_map);
     few_ring early = ring;
     few_place begin(p, before);
     for (few_place at = begin; at.at < ahead; early.next(), at.next(p, before, steps, total))
@@ -145,13 +142,6 @@ static inline bool map_of(struct device *dev, CUtensorMap *ret, const void *x, c
          {CHUNK, (cuuint64_t)(b.rows - b.apart), pairs, (cuuint64_t)ceil_div(b.k, CHUNK)},
          {pitch, std::max(1, b.apart) * pitch, CHUNK * 2},
          {CHUNK, b.box_rows / pairs, pairs, (cuuint32_t)b.box_chunks}});
-}
-
-// Whether the columns of a call may be taken in pairs, of which the activation alone is stored.
-static inline bool few_may_gate(const matmul_call &c)
-{
-    const struct act_shape *act = c.shape->act;
-    return act && act->gated && act->kind <= ACT_GELU && !c.shape->keep && c.shape->out == DT_BF16;
 }
 
 // How many of n experts m random rows meet, about.

@@ -21,6 +21,7 @@
 #include "kernels/comm.h"
 #include "kernels/cuda/library.cuh"
 #include "kernels/cuda/matmul/matmul.cuh"
+#include "kernels/cuda/rows/act.cuh"
 #include <algorithm>
 #include <cublasLt.h>
 #include <map>
@@ -563,27 +564,35 @@ static void rounded_by_factors(struct device *dev, const matmul_call &c, struct 
 }
 
 // c (m, n) = [c +] sums times their rows' powers of two [+ bias], rounded before c is added. A
-// thread has 8 columns.
-template <typename T>
+// thread has 8 columns. GATED: c (m, n / 2), of gates and what they belong to, activated.
+template <typename T, bool GATED>
 __global__ void scale_sums_kernel(bf16 *c, const T *sums, const int8_t *a_scales,
-                                  const int8_t *scales, const bf16 *bias, int n, bool add)
+                                  const int8_t *scales, const bf16 *bias, int n, bool add,
+                                  act_kind act)
 {
     grid_begin();
-    const int at = (blockIdx.y * blockDim.x + threadIdx.x) * 8;
-    if (at >= n) return;
-    const int64_t to = (int64_t)blockIdx.x * n + at;
+    const int width = GATED ? n / 2 : n, at = (blockIdx.y * blockDim.x + threadIdx.x) * 8;
+    if (at >= width) return;
+    const int64_t to = (int64_t)blockIdx.x * width + at;
     const float of_row = e4m3_factor(a_scales[blockIdx.x]);
-    const auto scale = *(const pack<int8_t, 8> *)(scales + at);
-    float x[8], b[8] = {}, old[8] = {};
-    load<T, 8>(x, sums + to);
-    if (bias) load<bf16, 8>(b, bias + at);
+    float x[GATED + 1][8], old[8] = {};
     if (add) load<bf16, 8>(old, c + to);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float sum = x[i] * of_row * e4m3_factor(scale.at[i]);
-        x[i] = to_f32(from_f32<bf16>(bias ? sum + b[i] : sum)) + old[i];
+    for (int h = 0; h <= GATED; h++) {
+        const int column = at + h * width;
+        const auto scale = *(const pack<int8_t, 8> *)(scales + column);
+        float b[8] = {};
+        load<T, 8>(x[h], sums + (int64_t)blockIdx.x * n + column);
+        if (bias) load<bf16, 8>(b, bias + column);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float sum = x[h][i] * of_row * e4m3_factor(scale.at[i]);
+            x[h][i] = to_f32(from_f32<bf16>(bias ? sum + b[i] : sum));
+        }
     }
-    store<bf16, 8>(c + to, x);
+    unrolled<8>(
+        [&](int i) { x[0][i] = GATED ? activate(x[0][i], act) * x[GATED][i] : x[0][i] + old[i]; });
+    store<bf16, 8>(c + to, x[0]);
 }
 
 // False where the library has no algorithm.
@@ -591,19 +600,24 @@ template <typename T>
 static bool rounded_by_sums(struct device *dev, const matmul_call &c, struct matmul s)
 {
     const bool add = s.beta != 0;
+    const int width = s.act ? s.n / 2 : s.n;
+    const act_kind act = s.act ? s.act->kind : ACT_SILU;
     T *sums = (T *)cuda_workspace(dev, (size_t)s.m * s.n * sizeof(T));
     if (!sums) return true; // which failed
     s.beta = 0;
     s.out = sizeof(T) == 4 ? DT_F32 : DT_BF16;
     if (try_large(dev, sums, {c.a, c.b, NULL}, &s) != CUBLAS_STATUS_SUCCESS) return false;
-    cuda_launch(dev, "scales of sums", scale_sums_kernel<T>, dim3(s.m, ceil_div(s.n, 8 * 256)), 256,
-                0, (bf16 *)c.c, sums, s.a_scales, s.scales, (const bf16 *)c.bias, s.n, add);
+    const auto kernel = s.act ? scale_sums_kernel<T, true> : scale_sums_kernel<T, false>;
+    cuda_launch(dev, "scales of sums", kernel, dim3(s.m, ceil_div(width, 8 * 256)), 256, 0,
+                (bf16 *)c.c, sums, s.a_scales, s.scales, (const bf16 *)c.bias, s.n, add, act);
     return true;
 }
 
 static bool library_rounded_takes(struct device *dev, const matmul_call &c)
 {
-    return !c.shape->offsets && matmul_in_chunks(dev, c);
+    const struct matmul *s = c.shape;
+    return !s->offsets && matmul_in_chunks(dev, c) &&
+           (!s->act || (may_gate(c) && s->m < MANY_ROWS));
 }
 
 static void library_rounded(struct device *dev, const matmul_call &c)
@@ -612,30 +626,32 @@ static void library_rounded(struct device *dev, const matmul_call &c)
     s.in = DT_E4M3;
     const bool many = s.m >= MANY_ROWS && s.beta == 0;
     if (!many && (c.bias ? rounded_by_sums<float> : rounded_by_sums<bf16>)(dev, c, s)) return;
-    if (s.beta == 0)
+    if (s.act)
+        act_apart(dev, c);
+    else if (s.beta == 0)
         rounded_by_factors(dev, c, s);
     else
         library_add(dev, c);
 }
 
 static const op_variant matmul_rows[] = {
-    variant<matmul_call, matmul_e4m3_gated_takes<true>, matmul_e4m3_gated<true>>(
+    variant<matmul_call, matmul_e4m3_takes<GATED, true>, matmul_e4m3<GATED, true>>(
         "gated_rounded", "as few_rounded, with an act that is gated but not clamped, x not kept"),
-    variant<matmul_call, matmul_e4m3_gated_takes<false>, matmul_e4m3_gated<false>>(
+    variant<matmul_call, matmul_e4m3_takes<GATED, false>, matmul_e4m3<GATED, false>>(
         "gated_e4m3", "as few_e4m3, with such an act"),
     variant<matmul_call, matmul_few_gated_takes, matmul_few_gated>("few_gated",
                                                                    "as few, with such an act"),
-    variant<matmul_call, has<&matmul::act>, act_apart>("act_apart",
-                                                       "any act: the matmul, then that"),
     variant<matmul_call, is_rounded, gradient>(
         "gradient", "A a gradient in e4m3 or e5m2: rounded, then as rows in e4m3"),
-    variant<matmul_call, matmul_e4m3_takes<true>, matmul_e4m3<true>>(
+    variant<matmul_call, matmul_e4m3_takes<STORED, true>, matmul_e4m3<STORED, true>>(
         "few_rounded",
         "A and B in e4m3, bf16 on 9.0, k a multiple of 64, n of 16; up to 128 rows, of experts "
         "any"),
-    variant<matmul_call, library_rounded_takes, library_rounded>("library_rounded",
-                                                                 "as few_rounded, of more rows"),
-    variant<matmul_call, matmul_e4m3_takes<false>, matmul_e4m3<false>>(
+    variant<matmul_call, library_rounded_takes, library_rounded>(
+        "library_rounded", "as few_rounded, of more rows; up to 1,023 with such an act"),
+    variant<matmul_call, has<&matmul::act>, act_apart>("act_apart",
+                                                       "any act: the matmul, then that"),
+    variant<matmul_call, matmul_e4m3_takes<STORED, false>, matmul_e4m3<STORED, false>>(
         "few_e4m3",
         "B in e4m3, bf16 on 9.0, k a multiple of 64, n of 8; up to 512 rows, 32 of each expert"),
     variant<matmul_call, is_e4m3, widened>("widened",

@@ -12,12 +12,22 @@ struct matmul_call {
     const struct matmul *shape;
 };
 
+// What becomes of the sums of a tile: they are stored as bf16 or f32; or the tile has pairs of
+// columns that belong together, `apart` from each other: a gate and its up.
+enum epilogue { STORED, WIDE, GATED };
+
+// Whether the columns of a call may be taken in pairs, of which the activation alone is stored.
+static inline bool may_gate(const matmul_call &c)
+{
+    const struct act_shape *act = c.shape->act;
+    return act && act->gated && act->kind <= ACT_GELU && !c.shape->keep && c.shape->out == DT_BF16;
+}
+
 // matmul_e4m3.cu: B is weights in e4m3, bf16 on Hopper, few rows: widened on the way; ROUNDED: A is
 // in e4m3, too.
-template <bool ROUNDED> bool matmul_e4m3_takes(struct device *dev, const matmul_call &call);
-template <bool ROUNDED> void matmul_e4m3(struct device *dev, const matmul_call &call);
-template <bool ROUNDED> bool matmul_e4m3_gated_takes(struct device *dev, const matmul_call &call);
-template <bool ROUNDED> void matmul_e4m3_gated(struct device *dev, const matmul_call &call);
+template <epilogue END, bool ROUNDED>
+bool matmul_e4m3_takes(struct device *dev, const matmul_call &call);
+template <epilogue END, bool ROUNDED> void matmul_e4m3(struct device *dev, const matmul_call &call);
 // Whether A and B are in e4m3 and the sums of E4M3_CHUNK of k by themselves, which no number of
 // rows changes: else both are widened.
 bool matmul_in_chunks(struct device *dev, const matmul_call &call);

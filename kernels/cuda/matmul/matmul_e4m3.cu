@@ -13,7 +13,8 @@
  * ROUNDED: the tokens are codes too, and what ldmatrix gives is the left operand of wgmma as it is,
  * 32 of k a step. The sums of E4M3_CHUNK of k are added to the total in f32 while the next chunk's
  * run: its bits are those of cuBLASLt's algorithms without fast accumulation, which have the larger
- * batches (matmul.cu).
+ * batches (matmul.cu). Only these additions have an order, so where a block has 16 or 32 rows it
+ * multiplies several chunks at once, in what wgmma would waste (split_sums()).
  *
  * How much a block takes at once was searched on an H200, 2026-11-28, over rows, tokens, groups and
  * bytes of the ring at the sizes of a 1.5 B and a 7.6 B model (plan_of()): as many rows as give
@@ -34,6 +35,13 @@
 __host__ __device__ constexpr int chunks_of(int j, int groups)
 {
     return j <= 4 && groups == 1 ? 2 : 1;
+}
+
+// Stages of the ring that k takes; in parts an even number (split_sums()).
+__host__ __device__ constexpr int steps_of(int k, int chunks, int parts)
+{
+    const int pace = parts > 1 ? 2 : 1, of_k = 128 * chunks * pace;
+    return (k + of_k - 1) / of_k * pace;
 }
 
 #if HAS_WGMMA
@@ -127,17 +135,16 @@ INLINE void e4m3_sums(float (&sum)[J][4], few_ring &ring, int slabs, const own_s
 /* The same sums of tokens in e4m3, of E4M3_CHUNK of k at a time. Where registers allow it there are
  * sums of two chunks by turns, so that one's are added while the next one's run. k is a multiple of
  * 64, and what a last chunk has past its end is not multiplied. */
-template <int J, int SLABS, int GROUPS>
-INLINE void rounded_sums(float (&total)[J][4], few_ring &ring, int slabs,
-                         const own_slabs<SLABS> &own, int k)
+template <int J, int GROUPS>
+INLINE void rounded_sums(float (&total)[J][4], few_ring &ring, int slabs, const own_slabs<2> &own,
+                         int k)
 {
-    constexpr int CHUNKS = chunks_of(J, GROUPS), STEPS = E4M3_CHUNK / 32, LOADS = 2 * SLABS;
+    constexpr int CHUNKS = chunks_of(J, GROUPS), STEPS = E4M3_CHUNK / 32;
     constexpr bool TURNS = J <= 4 || (J == 8 && GROUPS < 3);
     const bool first_lane = threadIdx.x % 32 == 0;
     const int chunks = (k + E4M3_CHUNK - 1) / E4M3_CHUNK;
     float sum[TURNS + 1][J][4];
-    uint32_t codes[TURNS + 1][LOADS][4], nobodys[2], before = 0; // before: to be emptied
-    asm volatile("" : "=r"(nobodys[0]), "=r"(nobodys[1]));
+    uint32_t codes[TURNS + 1][STEPS][4], before = 0; // before: to be emptied
     unrolled<J, 4>([&](int j, int i) { total[j][i] = sum[0][j][i] = sum[TURNS][j][i] = 0; });
     auto add = [&](float(&x)[J][4]) {
         settle(x);
@@ -153,17 +160,12 @@ INLINE void rounded_sums(float (&total)[J][4], few_ring &ring, int slabs,
         const uint64_t tokens = operand(ring.stage() + AT * J * 1024);
         const uint32_t from = ring.stage() + ring.a_bytes + AT * slabs * 1024 + own.offset;
         if (AT == 0) barrier_wait(ring.is_full(), ring.parity);
-        unrolled<LOADS>([&](int i) { load_matrices(own_codes[i], from ^ (i * (4 / SLABS) << 4)); });
+        unrolled<STEPS>([&](int q) { load_matrices(own_codes[q], from ^ (2 * q << 4)); });
         wgmma_fence();
 #pragma unroll
         for (int q = 0; q < STEPS; q++) {
             if (q >= STEPS / 2 && !whole) continue;
-            constexpr bool BOTH = SLABS == 2;
-            const auto &c = own_codes[BOTH ? q : q / 2];
-            const int half = BOTH ? 0 : q % 2 * 2;
-            const uint32_t left[4] = {c[half], BOTH ? c[1] : nobodys[0], c[half + (BOTH ? 2 : 1)],
-                                      BOTH ? c[3] : nobodys[1]};
-            wgmma_codes(own_sum, left, behind(tokens, 2 * q), q > 0);
+            wgmma_codes(own_sum, own_codes[q], behind(tokens, 2 * q), q > 0);
         }
         wgmma_commit();
         if (TURNS) {
@@ -192,6 +194,71 @@ INLINE void rounded_sums(float (&total)[J][4], few_ring &ring, int slabs,
         add(sum[TURNS]);
     else
         add(sum[0]);
+}
+
+typedef pack<float, 4> four_sums; // of a lane, of 8 tokens
+
+// Of the eights of tokens of a block those that a warp adds up where k is in PARTS.
+template <int J, int PARTS> constexpr int eights_of = J < PARTS ? 1 : J / PARTS;
+
+/* The same where a block has few rows: of the 64 that wgmma takes, PARTS times these, each time of
+ * another chunk of a stage, and its columns are the tokens in all these chunks. What a warp's rows
+ * give with the tokens of the same chunk are sums; the rest is nobody's. All go through shared
+ * memory, `sums`, to the warp that adds those of its eights of tokens, in the chunks' order. Steps
+ * are an even number: what is past the end of k is zeros, which change no sum. */
+template <int J, int PARTS>
+INLINE void split_sums(float (&total)[eights_of<J, PARTS>][4], few_ring &ring, four_sums *sums,
+                       int warp, int steps)
+{
+    constexpr int E = eights_of<J, PARTS>, PAIRS = 4 / PARTS, OF_STEP = 4 * J * 32;
+    const int part = warp / PAIRS, pair = warp % PAIRS, lane = threadIdx.x % 32;
+    float sum[2][J * PARTS][4];
+    unrolled<E, 4>([&](int e, int i) { total[e][i] = 0; });
+    auto hand_over = [&](float(&own)[J * PARTS][4], four_sums *to, uint32_t used) {
+        settle(own);
+        if (lane == 0) barrier_arrive(used);
+        unrolled<J>([&](int j) {
+            four_sums x = {};
+            unrolled<PARTS, 4>([&](int p, int i) {
+                const float of_part = own[p * J + j][i];
+                if (p == part) x.at[i] = of_part;
+            });
+            to[(warp * J + j) * 32 + lane] = x;
+        });
+    };
+    auto add = [&](int step) { // and the one behind it
+        if (part * E >= J) return;
+        const four_sums *from = sums + (step & 2) * OF_STEP + lane;
+        unrolled<2 * PARTS, E>([&](int p, int e) {
+            const four_sums x = from[((p * PAIRS + pair) * J + part * E + e) * 32];
+            unrolled<4>([&](int i) { total[e][i] += x.at[i]; });
+        });
+    };
+#pragma unroll 1
+    for (int step = 0; step < steps; step += 2) {
+        uint32_t used[2];
+#pragma unroll
+        for (int turn = 0; turn < 2; turn++, ring.next()) {
+            const uint64_t tokens = operand(ring.stage()),
+                           weights = operand(ring.stage() + ring.a_bytes);
+            barrier_wait(ring.is_full(), ring.parity);
+            wgmma_fence();
+#pragma unroll
+            for (int q = 0; q < E4M3_CHUNK / 32; q++)
+                wgmma_codes(sum[turn], behind(weights, 2 * q), behind(tokens, 2 * q), q > 0);
+            wgmma_commit();
+            used[turn] = ring.is_empty();
+        }
+        groups_sync<1>(); // the two before have been handed over, and added those before them
+        if (step > 0) add(step - 2);
+        four_sums *to = sums + (step & 2) * OF_STEP;
+        wgmma_wait<1>();
+        hand_over(sum[0], to, used[0]);
+        wgmma_wait<0>();
+        hand_over(sum[1], to + OF_STEP, used[1]);
+    }
+    groups_sync<1>();
+    add(steps - 2);
 }
 
 // What becomes of the sums of a lane: of a row of weights in each slab, a column, and two tokens of
@@ -229,7 +296,7 @@ template <epilogue END, int J, int SLABS, bool ROUNDED> struct e4m3_end {
     INLINE void load(const few_args &p, const few_work &work, const own_slabs<SLABS> &own, int warp,
                      int apart)
     {
-        if constexpr (J <= 4) load_tokens(p, work);
+        if constexpr (J <= 8) load_tokens(p, work);
         const int lane = threadIdx.x % 32, from = first_column<END>(work.tile, p.width);
         end = END == GATED ? p.apart : p.n;
         token = lane % 4 * 2 + lane / 4 % 2;
@@ -259,7 +326,7 @@ template <epilogue END, int J, int SLABS, bool ROUNDED> struct e4m3_end {
     template <act_kind ACT>
     INLINE void store(const few_args &p, const few_work &work, const float (&sum)[J][4])
     {
-        if constexpr (J > 4) load_tokens(p, work);
+        if constexpr (J > 8) load_tokens(p, work);
         const bool odd = threadIdx.x / 4 % 2;
 #pragma unroll
         for (int j = 0; j < J; j++)
@@ -299,7 +366,7 @@ INLINE void e4m3_tile(few_ring &ring, const few_args &p, const few_work &work, i
     float sum[J][4];
     ending.load(p, work, own, warp, apart);
     if constexpr (ROUNDED)
-        rounded_sums<J, SLABS, GROUPS>(sum, ring, slabs, own, p.k);
+        rounded_sums<J, GROUPS>(sum, ring, slabs, own, p.k);
     else
         e4m3_sums<J, SLABS, GROUPS>(sum, ring, slabs, own, steps);
     if (END != GATED || p.act == ACT_SILU)
@@ -310,6 +377,21 @@ INLINE void e4m3_tile(few_ring &ring, const few_args &p, const few_work &work, i
         ending.template store<ACT_GELU>(p, work, sum);
 }
 
+template <epilogue END, int J, int PARTS>
+INLINE void split_tile(few_ring &ring, const few_args &p, few_work work, four_sums *sums, int warp,
+                       int steps)
+{
+    constexpr int E = eights_of<J, PARTS>, PAIRS = 4 / PARTS;
+    const int first = warp / PAIRS * E * 8; // of the warp's tokens
+    e4m3_end<END, E, 2, true> ending;
+    float total[E][4];
+    work.first += first;
+    work.rows -= first;
+    ending.load(p, work, own_slabs<2>(0, 2, 1), warp % PAIRS * 2, 1);
+    split_sums<J, PARTS>(total, ring, sums, warp, steps);
+    ending.template store<ACT_SILU>(p, work, total);
+}
+
 #endif
 
 // Bytes of 8 tokens in a chunk: 128 of k.
@@ -318,13 +400,13 @@ __host__ __device__ constexpr int token_bytes(bool rounded)
     return rounded ? 1024 : 2048;
 }
 
-template <epilogue END, int J, int SLABS, int GROUPS, bool ROUNDED>
+template <epilogue END, int J, int SLABS, int GROUPS, bool ROUNDED, int PARTS = 1>
 __global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
     e4m3_kernel(const __grid_constant__ CUtensorMap a_map,
                 const __grid_constant__ CUtensorMap b_map, const __grid_constant__ few_args p)
 {
 #if HAS_WGMMA
-    constexpr int CHUNKS = chunks_of(J, GROUPS);
+    constexpr int CHUNKS = PARTS > 1 ? PARTS : chunks_of(J, GROUPS);
     extern __shared__ __align__(1024) char stages[];
     __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
     if (!p.early) grid_wait();
@@ -347,7 +429,7 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
 
     const int all = p.offsets ? before[p.n_experts] * p.tiles : p.tiles, blocks = gridDim.x;
     const int rounds = (all - (int)blockIdx.x + blocks - 1) / blocks;
-    const int steps = (p.k + 128 * CHUNKS - 1) / (128 * CHUNKS);
+    const int steps = steps_of(p.k, CHUNKS, PARTS);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
     if (warp == GROUPS * 4) {
         const few_stage stage = {ROUNDED ? CHUNKS : 2 * CHUNKS, CHUNKS,
@@ -358,9 +440,13 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
     }
     grid_wait();
     grid_release();
-    for (int i = 0; i < rounds; i++)
-        e4m3_tile<END, J, SLABS, GROUPS, ROUNDED>(
-            ring, p, find_work(p, before, blockIdx.x + i * gridDim.x), warp, steps);
+    for (int i = 0; i < rounds; i++) {
+        const few_work work = find_work(p, before, blockIdx.x + i * gridDim.x);
+        if constexpr (PARTS > 1)
+            split_tile<END, J, PARTS>(ring, p, work, (four_sums *)before, warp, steps);
+        else
+            e4m3_tile<END, J, SLABS, GROUPS, ROUNDED>(ring, p, work, warp, steps);
+    }
 #endif
 }
 
@@ -369,22 +455,25 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
 struct e4m3_plan {
     bool rounded;
     int j, slabs, stages; // j 0: none
+    int parts;            // of k, at once (split_sums()); 1: one after the other
     dim3 grid;
     size_t shared;
     int groups() const { return ceil_div(slabs, 8); }
-    bool single() const { return j <= 4 && slabs <= 4; } // a slab a warp
+    bool single() const { return !rounded && j <= 4 && slabs <= 4; } // a slab a warp
+    int chunks() const { return parts > 1 ? parts : chunks_of(j, groups()); }
 };
 
 // The ring and what lies behind it; `rounds`: tiles of a block, at most.
 static void plan_ring(struct cuda_state *state, e4m3_plan &plan, int k, int rounds, int n_experts)
 {
-    const int chunks = chunks_of(plan.j, plan.groups());
+    const int chunks = plan.chunks();
     const size_t stage = (size_t)chunks * (plan.j * token_bytes(plan.rounded) + plan.slabs * 1024);
-    const size_t beside = (n_experts + 1) * sizeof(int);
+    const size_t beside =
+        plan.parts > 1 ? 4 * 4 * 32 * 4 * sizeof(float) * plan.j : (n_experts + 1) * sizeof(int);
     const size_t most = (plan.j >= 8 ? 200 : 150) << 10;
     const size_t room = std::min<size_t>(most, state->max_shared - SHARED_APART - beside);
     plan.stages = (int)std::min<size_t>({MAX_STAGES, std::max<size_t>(2, room / stage),
-                                         (size_t)rounds * ceil_div(k, 128 * chunks)});
+                                         (size_t)rounds * steps_of(k, chunks, plan.parts)});
     // a block has an SM for itself, as in matmul_small.cu
     plan.shared = std::max<size_t>(plan.stages * stage + beside, state->max_shared / 2);
 }
@@ -396,22 +485,27 @@ static int max_slabs(const e4m3_plan &plan, int j)
 }
 
 // Slabs of `eights` rows for each of so many blocks, and no more of these rounds than it takes.
-static int slabs_for(int eights, int blocks, int most)
+static int slabs_for(int eights, int blocks, int least, int most)
 {
     const int rounds = ceil_div(eights, blocks * most), slabs = ceil_div(eights, blocks * rounds);
-    return slabs <= 4 ? 4 : std::max(8, slabs);
+    return slabs <= least ? least : slabs <= 4 ? 4 : std::max(8, slabs);
 }
 
-static void plan_tokens(struct cuda_state *state, e4m3_plan &plan, int eights, int m, bool in_pairs)
+// splits: k may be in parts.
+static void plan_tokens(struct cuda_state *state, e4m3_plan &plan, int eights, int m, bool in_pairs,
+                        bool splits)
 {
     plan.j = 1;
     while (plan.j < 16 && plan.j * 8 < m) plan.j *= 2;
     // Half as many tokens in twice the blocks, where these do not have many rows either: a step of
     // k takes as long as its tokens are many.
     auto across = [&](int j) { return std::max(1, state->n_sms / ceil_div(m, 8 * j)); };
-    auto slabs = [&](int j) { return slabs_for(eights, across(j), max_slabs(plan, j)); };
+    auto slabs = [&](int j) {
+        return slabs_for(eights, across(j), splits && j <= 4 ? 2 : 4, max_slabs(plan, j));
+    };
     if (plan.j >= 8 && slabs(plan.j / 2) <= 8) plan.j /= 2;
     plan.slabs = slabs(plan.j);
+    if (splits && plan.j <= 8 && plan.slabs <= 4) plan.parts = 8 / plan.slabs;
     if (in_pairs) plan.slabs += plan.slabs % 2; // each slab of a half is a slab of the other
     const int tiles = ceil_div(eights, plan.slabs), rounds = ceil_div(tiles, across(plan.j));
     plan.grid = dim3(ceil_div(tiles, rounds), ceil_div(m, 8 * plan.j));
@@ -455,6 +549,7 @@ static e4m3_plan plan_of(struct device *dev, const matmul_call &call)
     const int e = s->n_experts, eights = s->n / 8;
     e4m3_plan plan = {};
     plan.rounded = ROUNDED;
+    plan.parts = 1;
     if (ROUNDED ? !matmul_in_chunks(dev, call) || s->rounds || (e == 0 && s->m > MAX_ROUNDED)
                 : s->a_scales || !fits(dev, call) || s->n % (END == GATED ? 16 : 8) != 0 ||
                       s->m > (e > 0 ? std::max(64, 32 * e) : MAX_TOKENS))
@@ -462,7 +557,8 @@ static e4m3_plan plan_of(struct device *dev, const matmul_call &call)
     if (e > 0)
         plan_experts(state, plan, eights, s->m, e);
     else
-        plan_tokens(state, plan, eights, s->m, END == GATED);
+        plan_tokens(state, plan, eights, s->m, END == GATED,
+                    ROUNDED && END == STORED && s->k % E4M3_CHUNK == 0);
     const int tiles =
         ceil_div(eights, plan.slabs) * (e > 0 ? expert_tiles(s->m, e, 8 * plan.j) : 1);
     plan_ring(state, plan, s->k, ceil_div(tiles, plan.grid.x), e);
@@ -471,7 +567,11 @@ static e4m3_plan plan_of(struct device *dev, const matmul_call &call)
 
 template <epilogue END, int J, bool ROUNDED> static auto kernel_of(const e4m3_plan &plan)
 {
-    if constexpr (J <= 4 && END == STORED)
+    if constexpr (ROUNDED && END == STORED && J <= 4)
+        if (plan.parts == 4) return e4m3_kernel<END, J, 2, 1, ROUNDED, 4>;
+    if constexpr (ROUNDED && END == STORED && J <= 8)
+        if (plan.parts == 2) return e4m3_kernel<END, J, 2, 1, ROUNDED, 2>;
+    if constexpr (!ROUNDED && J <= 4 && END == STORED)
         if (plan.single()) return e4m3_kernel<END, J, 1, 1, ROUNDED>;
     if constexpr (!ROUNDED || J <= 8)
         if (plan.groups() == 3) return e4m3_kernel<END, J, 2, 3, ROUNDED>;
@@ -479,14 +579,13 @@ template <epilogue END, int J, bool ROUNDED> static auto kernel_of(const e4m3_pl
                               : e4m3_kernel<END, J, 2, 2, ROUNDED>;
 }
 
-template <epilogue END, bool ROUNDED>
-static void launch(struct device *dev, const matmul_call &call)
+template <epilogue END, bool ROUNDED> void matmul_e4m3(struct device *dev, const matmul_call &call)
 {
     const struct matmul *s = call.shape;
     const e4m3_plan plan = plan_of<END, ROUNDED>(dev, call);
     few_args p = few_args_of<END>(call);
     CUtensorMap a_map, b_map;
-    const int chunks = chunks_of(plan.j, plan.groups());
+    const int chunks = plan.chunks();
     boxes of_a = {s->m, s->k, 0, 8 * plan.j, 2 * chunks};
     if (ROUNDED) of_a = {s->m, s->k / 2, 0, 8 * plan.j, chunks};
     const boxes of_b = {(int64_t)s->n * std::max(1, p.n_experts), s->k / 2, p.apart, plan.slabs * 8,
@@ -507,31 +606,17 @@ static void launch(struct device *dev, const matmul_call &call)
 
 // ---- variants ----------------------------------------------------------------------------------
 
-template <bool ROUNDED> bool matmul_e4m3_takes(struct device *dev, const matmul_call &call)
+template <epilogue END, bool ROUNDED>
+bool matmul_e4m3_takes(struct device *dev, const matmul_call &call)
 {
-    return plan_of<STORED, ROUNDED>(dev, call).j;
+    return (END == GATED ? may_gate(call) : !call.shape->act) && plan_of<END, ROUNDED>(dev, call).j;
 }
 
-template <bool ROUNDED> void matmul_e4m3(struct device *dev, const matmul_call &call)
-{
-    launch<STORED, ROUNDED>(dev, call);
-}
-
-template <bool ROUNDED> bool matmul_e4m3_gated_takes(struct device *dev, const matmul_call &call)
-{
-    return few_may_gate(call) && plan_of<GATED, ROUNDED>(dev, call).j;
-}
-
-template <bool ROUNDED> void matmul_e4m3_gated(struct device *dev, const matmul_call &call)
-{
-    launch<GATED, ROUNDED>(dev, call);
-}
-
-#define FOR(ROUNDED)                                                                               \
-    template bool matmul_e4m3_takes<ROUNDED>(struct device *, const matmul_call &);                \
-    template void matmul_e4m3<ROUNDED>(struct device *, const matmul_call &);                      \
-    template bool matmul_e4m3_gated_takes<ROUNDED>(struct device *, const matmul_call &);          \
-    template void matmul_e4m3_gated<ROUNDED>(struct device *, const matmul_call &);
-FOR(false)
-FOR(true)
+#define FOR(END, ROUNDED)                                                                          \
+    template bool matmul_e4m3_takes<END, ROUNDED>(struct device *, const matmul_call &);           \
+    template void matmul_e4m3<END, ROUNDED>(struct device *, const matmul_call &);
+FOR(STORED, false)
+FOR(STORED, true)
+FOR(GATED, false)
+FOR(GATED, true)
 #undef FOR

@@ -532,7 +532,7 @@ void matmul_few_columns(struct device *dev, const matmul_call &call)
 
 bool matmul_few_gated_takes(struct device *dev, const matmul_call &call)
 {
-    return few_may_gate(call) && call.shape->n % 4 == 0 && takes<GATED>(dev, call);
+    return may_gate(call) && call.shape->n % 4 == 0 && takes<GATED>(dev, call);
 }
 
 void matmul_few_gated(struct device *dev, const matmul_call &call)
