@@ -484,6 +484,9 @@ struct lora_dropout {
     uint32_t column;                  // of a whole row, which is x's first
     const int32_t *sample, *position; // of each row, device
 };
+struct lora_grads { // of one part's factors, f32
+    float *a, *b;
+};
 struct lora_args {
     const struct lora_factors *factors; // (n_parts, n_adapters)
     const int32_t *adapter;             // whose factors a row has; -1: nobody's
@@ -494,10 +497,12 @@ struct lora_args {
     int first[LORA_PARTS +
               1]; // part p is columns first[p] .. first[p + 1] - 1; the last is y's end
     struct lora_dropout dropout;
-    enum dtype dt, out; // of x, the factors and the gradients; of y: f32 (logits) or dt
-};
-struct lora_grads { // of one part's factors, f32
-    float *a, *b;
+    enum dtype dt, out; // of x, the factors, dx and dy; of y: f32 (logits) or dt
+    // For the gradient, where all rows are of the first adapter (n_adapters 1, adapter not read):
+    // that of y; y's place then has x's, dx += , and grads[p] += (of parts that the adapter leaves
+    // alone not read). NULL: forward.
+    const void *dy;
+    struct lora_grads grads[LORA_PARTS];
 };
 
 struct adamw {
@@ -540,10 +545,6 @@ struct ops {
     // y (rows, first[n_parts]) += each row's adapter for x (rows, k). Sums are in f32, and a row
     // has the same bits in any batch.
     void (*lora)(struct device *, void *y, const void *x, const struct lora_args *);
-    // The gradient of the above where all rows are of the first adapter (n_adapters 1, adapter not
-    // read): dx += , and grads[p] += (host array; of parts that the adapter leaves alone not read).
-    void (*lora_back)(struct device *, void *dx, const struct lora_grads *grads, const void *dy,
-                      const void *x, const struct lora_args *);
 
     // y(n, width) = scale * table[index[i]]; zeros where the table does not hold that row.
     // Embedding look-up; picking rows.

@@ -15,7 +15,7 @@ extern "C" {
 // clang-format off
 // The fields of struct ops (ops.h), in its order.
 #define EACH_OP(X) \
-    X(matmul) X(lora) X(lora_back) X(gather_rows) X(scatter_add_rows) X(norm) X(norm_back) X(rope) \
+    X(matmul) X(lora) X(gather_rows) X(scatter_add_rows) X(norm) X(norm_back) X(rope) \
     X(kv_round) X(rope_store) X(attn) X(attn_back) \
     X(attn_sinks_back) X(latent_query) X(latent_value) X(latent_expand) \
     X(split_gate) X(gate) X(gate_back) X(short_conv) X(short_conv_back) \

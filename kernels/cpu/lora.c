@@ -94,19 +94,6 @@ size_t cpu_lora_scratch(int rows, int max_rank, int dropped)
     return (size_t)(rows + BLOCK) * (2 * (size_t)max_rank + (size_t)dropped) * sizeof(float);
 }
 
-void cpu_lora(struct device *dev, void *y, const void *x, const struct lora_args *l)
-{
-    const bool drops = l->dropout.p > 0;
-    if (!cpu_is_f32(dev, "lora", l->dt) || !cpu_is_f32(dev, "lora", l->out) || l->rows <= 0) return;
-    float *h = cpu_workspace(dev, cpu_lora_scratch(l->rows, l->max_rank, drops ? l->k : 0));
-    if (!h) return;
-    float *dropped = h + (int64_t)(l->rows + BLOCK) * 2 * l->max_rank;
-    for (int p = 0; p < l->n_parts; p++) {
-        if (drops) drop(l, p, dropped, x, false);
-        part_forward(l, p, y, drops ? dropped : x, h);
-    }
-}
-
 // c (m, n) = alpha op(a) b + beta c; a is stored (m, k), or (k, m) where trans_a.
 struct product {
     int m, n, k;
@@ -122,14 +109,15 @@ static void multiply(float *c, const float *a, const float *b, const struct prod
 }
 
 // x: after dropout; it is overwritten where there is any.
-static void part_back(const struct lora_args *l, int part, float *dx, const struct lora_grads *g,
-                      const float *dy, const float *x, float *h, float *dropped)
+static void part_back(const struct lora_args *l, int part, float *dx, const float *x, float *h,
+                      float *dropped)
 {
     const struct lora_factors *f = factors_at(l, part, 0);
+    const struct lora_grads *g = &l->grads[part];
+    const float *dy = (const float *)l->dy + l->first[part];
     const int rows = l->rows, k = l->k, r = f->rank, width = l->first[l->n_parts];
     const int n = l->first[part + 1] - l->first[part];
     float *dh = h + (int64_t)rows * r;
-    dy += l->first[part];
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, r, k, 1, x, k, f->a, k, 0, h, r);
     multiply(g->b, dy, h, &(struct product){n, r, rows, true, f->scale, 1, width, r, r});
     multiply(dh, dy, f->b, &(struct product){rows, r, n, false, f->scale, 0, width, r, r});
@@ -139,17 +127,19 @@ static void part_back(const struct lora_args *l, int part, float *dx, const stru
     if (dropped) drop(l, part, dx, dropped, true);
 }
 
-void cpu_lora_back(struct device *dev, void *dx, const struct lora_grads *grads, const void *dy,
-                   const void *x, const struct lora_args *l)
+void cpu_lora(struct device *dev, void *y, const void *x, const struct lora_args *l)
 {
     const bool drops = l->dropout.p > 0;
-    if (!cpu_is_f32(dev, "lora_back", l->dt) || l->rows <= 0) return;
+    if (!cpu_is_f32(dev, "lora", l->dt) || !cpu_is_f32(dev, "lora", l->out) || l->rows <= 0) return;
     float *h = cpu_workspace(dev, cpu_lora_scratch(l->rows, l->max_rank, drops ? l->k : 0));
     if (!h) return;
     float *dropped = drops ? h + (int64_t)(l->rows + BLOCK) * 2 * l->max_rank : NULL;
     for (int p = 0; p < l->n_parts; p++) {
-        if (!factors_at(l, p, 0)->a) continue;
+        if (l->dy && !factors_at(l, p, 0)->a) continue;
         if (drops) drop(l, p, dropped, x, false);
-        part_back(l, p, dx, &grads[p], dy, drops ? dropped : x, h, dropped);
+        if (l->dy)
+            part_back(l, p, y, drops ? dropped : x, h, dropped);
+        else
+            part_forward(l, p, y, drops ? dropped : x, h);
     }
 }

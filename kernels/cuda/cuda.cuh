@@ -407,7 +407,7 @@ static inline bool on_hopper(struct device *dev)
 // The operations that have a table.
 // clang-format off
 #define EACH_TABLE(X) \
-    X(matmul) X(lora) X(lora_back) X(attn) \
+    X(matmul) X(lora) X(attn) \
     X(attn_back) X(latent_query) X(latent_value)
 // clang-format on
 #define X(name) extern const struct op_variants name##_variants;

@@ -174,14 +174,14 @@ static void lora_back_setup(struct op_test *t)
 
 static void lora_back_launch(struct op_test *t, void **d)
 {
-    struct lora_grads grads[LORA_PARTS] = {{0}};
     struct lora_args l = lora_args_of(t, NULL, d + 5);
     struct lora_factors *factors = upload(t, d[4]);
     l.factors = factors;
     for (int part = 0; part < t->p[2]; part++)
-        grads[part] = (struct lora_grads){(float *)d[1] + place(t->p, part, 0, false),
-                                          (float *)d[1] + place(t->p, part, 0, true)};
-    ops->lora_back(dev, d[0], grads, d[2], d[3], &l);
+        l.grads[part] = (struct lora_grads){(float *)d[1] + place(t->p, part, 0, false),
+                                            (float *)d[1] + place(t->p, part, 0, true)};
+    l.dy = d[2];
+    ops->lora(dev, d[0], d[3], &l);
     sync_or_fail();
 }
 
@@ -199,7 +199,7 @@ static double lora_loss(struct op_test *t, double **v)
     return loss;
 }
 
-OP_BACK(lora_back, "lora_back", lora_loss);
+OP_BACK(lora_back, "lora, back", lora_loss);
 
 static const struct op_case cases[] = {
     {&op_lora, "rows 1 k5 parts 1 r2", {1, 5, 1, 1, 2, 7}, false},

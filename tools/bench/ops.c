@@ -70,7 +70,6 @@ struct ops_bench {
     struct act_shape act;
     struct latent_shape latent;
     struct lora_args lora;
-    struct lora_grads grads[LORA_PARTS];
     struct rope_store store;
     struct moments moments;
 };
@@ -214,11 +213,13 @@ static void set_lora(struct ops_bench *o)
                                  .rows = o->rows,
                                  .k = c->k,
                                  .dt = c->dt,
-                                 .out = c->dt};
+                                 .out = c->dt,
+                                 .dy = c->form == TO_WEIGHT ? o->in : NULL};
     for (int p = 0; p < LORA_PARTS && (p == 0 || c->parts[p]); p++) {
         char *at = o->weights + (size_t)p * part;
         factors[p] = (struct lora_factors){at, at + part / 4, LORA_RANK, 1};
-        o->grads[p] = (struct lora_grads){(float *)(at + part / 2), (float *)(at + part / 4 * 3)};
+        o->lora.grads[p] =
+            (struct lora_grads){(float *)(at + part / 2), (float *)(at + part / 4 * 3)};
         o->lora.first[p + 1] = o->lora.first[p] + (c->parts[p] ? c->parts[p] : c->width);
         o->lora.n_parts = p + 1;
     }
@@ -285,7 +286,7 @@ static enum status set_call(struct ops_bench *o)
         set_attention(o);
     }
     if (c->experts > 0) set_routing(o);
-    if (c->op == OP_lora || c->op == OP_lora_back) set_lora(o);
+    if (c->op == OP_lora) set_lora(o);
     const bool of_logits = c->op == OP_logprob || c->op == OP_logprob_back || c->op == OP_distill ||
                            c->op == OP_top_logprobs || c->op == OP_sample;
     if (of_logits) // as far apart as a model's, for filters to have what they leave out
@@ -324,10 +325,7 @@ static bool run_matmul(struct ops_bench *o, const struct operands *x)
         break;
     }
     case OP_lora:
-        ops->lora(dev, x->out, x->in, &o->lora);
-        break;
-    case OP_lora_back:
-        ops->lora_back(dev, x->out, o->grads, x->in, x->more, &o->lora);
+        ops->lora(dev, x->out, o->lora.dy ? x->more : (void *)x->in, &o->lora);
         break;
     default:
         return false;
@@ -480,12 +478,8 @@ static void matmul_cost(const struct ops_bench *o, struct cost *ret)
         *ret = (struct cost){4 * m * c->experts, 0};
         break;
     case OP_lora:
-        ret->bytes = e * m * (k + 2 * n);
-        ret->flops = 2 * m * LORA_RANK * (o->lora.n_parts * k + n);
-        break;
-    case OP_lora_back: // what it was added to again, its gradient, those of both factors and of x
-        ret->bytes = e * m * (3 * k + n);
-        ret->flops = 6 * m * LORA_RANK * (o->lora.n_parts * k + n);
+        ret->bytes = e * m * (o->lora.dy ? 3 * k + n : k + 2 * n);
+        ret->flops = (o->lora.dy ? 6 : 2) * m * LORA_RANK * (o->lora.n_parts * k + n);
         break;
     }
 }
@@ -675,11 +669,11 @@ static const struct call calls[] = {
     {OP_lora, "gate+up", DT_BF16, {1, 64, 8192}, OF(2 * FFN, HIDDEN), .parts = {FFN, FFN}},
     {OP_lora, "down", DT_BF16, {1, 64, 8192}, OF(HIDDEN, FFN)},
     {OP_lora, "qkv in f32", DT_F32, {64}, OF(QKV, HIDDEN), PARTS},
-    {OP_lora_back, "qkv", DT_BF16, {1024, 8192}, OF(QKV, HIDDEN), PARTS},
-    {OP_lora_back, "o", DT_BF16, {8192}, OF(HIDDEN, HIDDEN)},
-    {OP_lora_back, "gate+up", DT_BF16, {8192}, OF(2 * FFN, HIDDEN), .parts = {FFN, FFN}},
-    {OP_lora_back, "down", DT_BF16, {8192}, OF(HIDDEN, FFN)},
-    {OP_lora_back, "qkv in f32", DT_F32, {64}, OF(QKV, HIDDEN), PARTS},
+    {OP_lora, "qkv, back", DT_BF16, {1024, 8192}, OF(QKV, HIDDEN), PARTS, DW},
+    {OP_lora, "o, back", DT_BF16, {8192}, OF(HIDDEN, HIDDEN), DW},
+    {OP_lora, "gate+up, back", DT_BF16, {8192}, OF(2 * FFN, HIDDEN), .parts = {FFN, FFN}, DW},
+    {OP_lora, "down, back", DT_BF16, {8192}, OF(HIDDEN, FFN), DW},
+    {OP_lora, "qkv in f32, back", DT_F32, {64}, OF(QKV, HIDDEN), PARTS, DW},
     {OP_norm, "hidden", DT_BF16, {16, 256, 32768}, .k = HIDDEN},
     {OP_norm, "hidden in f32", DT_F32, {256}, .k = HIDDEN},
     {OP_norm_back, "hidden", DT_BF16, {8192, 32768}, .k = HIDDEN},

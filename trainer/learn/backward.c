@@ -281,13 +281,13 @@ static void rows_back(struct backward *b, void *dx, const void *dy, const void *
     const struct weight_matrix w = weights_matrix(m->weights, role, layer),
                                g = weights_matrix(b->grads, role, layer);
     struct lora_args args;
-    struct lora_grads grads[LORA_PARTS];
     back_to_weight(m, g.w, g.bias, dy, x, rows, w.n, w.k);
     input_back(b, dx, dy, &w, rows, add);
     if (!b->adapter || !adapter_table_args(m->adapters, role, layer, rows, NULL, &args)) return;
-    adapter_grads(b->adapter, b->adapter_grads, role, layer, grads);
+    adapter_grads(b->adapter, b->adapter_grads, role, layer, args.grads);
     args.row = index;
-    m->ops->lora_back(m->dev, dx, grads, dy, x, &args);
+    args.dy = dy;
+    m->ops->lora(m->dev, dx, x, &args);
 }
 
 void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,

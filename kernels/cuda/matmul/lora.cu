@@ -34,17 +34,13 @@
 #define SLICES        8    // of the rows that a gradient sums: else too few blocks have work
 #define MANY_ROWS     1024
 
-struct lora_view : lora_args {
-    lora_grads grads[LORA_PARTS];
-};
-
-INLINE int adapter_of(const lora_view &l, int row)
+INLINE int adapter_of(const lora_args &l, int row)
 {
     return !l.adapter ? 0 : l.adapter[l.row ? l.row[row] : row];
 }
 
 // What dropout makes of columns 4 c .. 4 c + 3 of a row of x.
-INLINE void dropped(float (&ret)[4], const lora_view &l, int part, int row, int c)
+INLINE void dropped(float (&ret)[4], const lora_args &l, int part, int row, int c)
 {
     const int at = l.row ? l.row[row] : row;
     dropout_factors(&l.dropout, part, l.dropout.sample[at], l.dropout.position[at], c, ret);
@@ -53,7 +49,7 @@ INLINE void dropped(float (&ret)[4], const lora_view &l, int part, int row, int 
 // ---- f32 ---------------------------------------------------------------------------------------
 
 // The rows from `at` on, up to `end`, that have its adapter.
-INLINE int run_end(const lora_view &l, int at, int end)
+INLINE int run_end(const lora_args &l, int at, int end)
 {
     int to = at + 1;
     while (to < end && adapter_of(l, to) == adapter_of(l, at)) to++;
@@ -63,7 +59,7 @@ INLINE int run_end(const lora_view &l, int at, int end)
 // h[p][row][j] = sum of x[row][c] * a[j][c]; or, of the gradient (BACK), scale * that of
 // dy[row][c] * b[c][j] over the part's columns. A warp takes every eighth j.
 template <int V, bool BACK>
-__global__ void plain_shrink_kernel(float *h, const float *x, int part0, const lora_view l)
+__global__ void plain_shrink_kernel(float *h, const float *x, int part0, const lora_args l)
 {
     grid_begin();
     const int part = part0 + blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -108,7 +104,7 @@ __global__ void plain_shrink_kernel(float *h, const float *x, int part0, const l
 // b[c][j] += scale * sum over rows of dy[row][c] * h[row][j] for the part's columns (B); or a[j][c]
 // += sum over rows of x[row][c] * h[row][j]. A thread has a column and PLAIN_RANKS directions.
 template <bool B>
-__global__ void plain_outer_kernel(const float *x, const float *h, int part0, const lora_view l)
+__global__ void plain_outer_kernel(const float *x, const float *h, int part0, const lora_args l)
 {
     grid_begin();
     const int part = part0 + blockIdx.z;
@@ -207,7 +203,7 @@ INLINE void split(uint32_t &ret_high, uint32_t &ret_low, float x, float y)
 
 // A bit for each adapter that rows base .. end - 1 (at most ROWS) have, that of the first such row;
 // ret_of: the adapter of the row with this lane's number, -1: none. For all lanes of a warp.
-INLINE uint32_t tile_adapters(const lora_view &l, int base, int end, int &ret_of)
+INLINE uint32_t tile_adapters(const lora_args &l, int base, int end, int &ret_of)
 {
     const int lane = threadIdx.x % 32;
     ret_of = lane < end - base ? adapter_of(l, base + lane) : -1;
@@ -274,7 +270,7 @@ INLINE float shrink_tile(float (&sums)[WARPS][ROWS][RANKS], const bf16 *x, int64
 
 template <bool BACK>
 __global__ void __launch_bounds__(THREADS)
-    mma_shrink_kernel(float *h, const bf16 *x, int part0, bool packed, bool full, const lora_view l)
+    mma_shrink_kernel(float *h, const bf16 *x, int part0, bool packed, bool full, const lora_args l)
 {
     __shared__ float sums[WARPS][ROWS][RANKS];
     grid_begin();
@@ -417,7 +413,7 @@ INLINE void load_tile(four<Y> (&ret)[2][Q], const Y *y, int width, int base, int
 
 // total += sum, of the gradient (BACK) what the part's dropout keeps of it.
 template <bool BACK, int Q>
-INLINE void add_part(float (&total)[Q][2][4], const float (&sum)[Q][2][4], const lora_view &l,
+INLINE void add_part(float (&total)[Q][2][4], const float (&sum)[Q][2][4], const lora_args &l,
                      int part, int base, int end, int c0)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -441,7 +437,7 @@ INLINE void add_part(float (&total)[Q][2][4], const float (&sum)[Q][2][4], const
 // to four columns. For all lanes of a warp.
 template <typename T, bool BACK, typename Y, int Q>
 INLINE void expand_tile(Y *y, const four<Y> (&before)[2][Q], const float *h, int part0, int parts,
-                        int adapter, int of, int base, int c0, bool packed, const lora_view &l)
+                        int adapter, int of, int base, int c0, bool packed, const lora_args &l)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int end = min(base + ROWS, l.rows), last = end - base - 1;
@@ -479,7 +475,7 @@ INLINE void expand_tile(Y *y, const four<Y> (&before)[2][Q], const float *h, int
 // parts' sums.
 template <typename T, bool BACK, typename Y>
 __global__ void __launch_bounds__(THREADS, 3)
-    expand_kernel(Y *y, const float *h, bool packed, const lora_view l)
+    expand_kernel(Y *y, const float *h, bool packed, const lora_args l)
 {
     grid_begin();
     const int part = BACK ? 0 : blockIdx.z;
@@ -501,7 +497,7 @@ __global__ void __launch_bounds__(THREADS, 3)
 // itself, which is quicker than waiting for a kernel that does.
 template <int AT_ONCE>
 __global__ void __launch_bounds__(THREADS, AT_ONCE > 2 ? 1 : 2)
-    few_kernel(bf16 *y, const bf16 *x, bool x_packed, bool x_full, bool y_packed, const lora_view l)
+    few_kernel(bf16 *y, const bf16 *x, bool x_packed, bool x_full, bool y_packed, const lora_args l)
 {
     __shared__ float sums[WARPS][ROWS][RANKS];
     extern __shared__ float h[]; // (ROWS, max_rank)
@@ -532,7 +528,7 @@ __global__ void __launch_bounds__(THREADS, AT_ONCE > 2 ? 1 : 2)
 }
 
 // Where the sums of a slice and a part begin.
-template <bool B> INLINE int64_t place_of(const lora_view &l, int slice, int part)
+template <bool B> INLINE int64_t place_of(const lora_args &l, int slice, int part)
 {
     const int columns = B ? l.first[l.n_parts] : l.n_parts * l.k;
     return ((int64_t)slice * columns + (B ? l.first[part] : part * l.k)) * l.max_rank;
@@ -545,7 +541,7 @@ template <bool B> INLINE int64_t place_of(const lora_view &l, int slice, int par
 template <bool B, bool FULL>
 __global__ void __launch_bounds__(OUTER_THREADS)
     mma_outer_kernel(float *ret, int slices, const bf16 *x, const float *h, int part0, bool packed,
-                     const lora_view l)
+                     const lora_args l)
 {
     __shared__ float sums[COLUMNS][RANKS + 1];
     grid_begin();
@@ -609,7 +605,7 @@ __global__ void __launch_bounds__(OUTER_THREADS)
 
 // b[c][j] += scale * the slices' sums, in their order (B); or a[j][c] += these.
 template <bool B>
-__global__ void mma_outer_add_kernel(const float *sums, int slices, int part0, const lora_view l)
+__global__ void mma_outer_add_kernel(const float *sums, int slices, int part0, const lora_args l)
 {
     grid_begin();
     const int part = part0 + blockIdx.y, i = blockIdx.x * THREADS + threadIdx.x;
@@ -626,7 +622,7 @@ __global__ void mma_outer_add_kernel(const float *sums, int slices, int part0, c
 
 // ---- the steps ---------------------------------------------------------------------------------
 
-static int widest_part(const lora_view &l)
+static int widest_part(const lora_args &l)
 {
     int n = 0;
     for (int p = 0; p < l.n_parts; p++) n = max(n, l.first[p + 1] - l.first[p]);
@@ -634,7 +630,7 @@ static int widest_part(const lora_view &l)
 }
 
 // Whether rows of the parts' columns, or of x, are aligned to n elements.
-template <typename T> static bool rows_aligned(const T *x, const lora_view &l, bool parts, int n)
+template <typename T> static bool rows_aligned(const T *x, const lora_args &l, bool parts, int n)
 {
     bool fits = aligned(n * sizeof(T), {x}, {});
     if (!parts) return fits && l.k % n == 0;
@@ -644,7 +640,7 @@ template <typename T> static bool rows_aligned(const T *x, const lora_view &l, b
 
 // h = x a^T of parts part0 .. part0 + n - 1; or, of the gradient (back), scale * dy b, dy being x.
 static void shrink(struct device *dev, float *h, const float *x, int part0, int n,
-                   const lora_view &l, bool back)
+                   const lora_args &l, bool back)
 {
     cuda_launch(dev, "lora",
                 back                           ? plain_shrink_kernel<1, true>
@@ -653,7 +649,7 @@ static void shrink(struct device *dev, float *h, const float *x, int part0, int 
                 dim3(ceil_div(l.rows, PLAIN_ROWS), n), THREADS, 0, h, x, part0, l);
 }
 static void shrink(struct device *dev, float *h, const bf16 *x, int part0, int n,
-                   const lora_view &l, bool back)
+                   const lora_args &l, bool back)
 {
     const dim3 grid(ceil_div(l.rows, ROWS), n, ceil_div(l.max_rank, RANKS));
     cuda_launch(dev, "lora", back ? mma_shrink_kernel<true> : mma_shrink_kernel<false>, grid,
@@ -663,7 +659,7 @@ static void shrink(struct device *dev, float *h, const bf16 *x, int part0, int n
 
 // y += scale * h b^T of all parts; or (BACK) dx += h a, dx being y.
 template <typename T, bool BACK, typename Y>
-static void expand(struct device *dev, Y *y, const float *h, const lora_view &l)
+static void expand(struct device *dev, Y *y, const float *h, const lora_args &l)
 {
     const dim3 grid(ceil_div(l.rows, ROWS),
                     ceil_div(BACK ? l.k : widest_part(l), WARPS * FEWER_COLUMNS),
@@ -676,7 +672,7 @@ static void expand(struct device *dev, Y *y, const float *h, const lora_view &l)
 // of lora_slices(), in bf16.
 template <bool B>
 static void outer(struct device *dev, float *, const float *x, const float *h, int part0, int n,
-                  const lora_view &l)
+                  const lora_args &l)
 {
     const dim3 grid(ceil_div(B ? widest_part(l) : l.k, 32),
                     ceil_div(l.max_rank, PLAIN_RANKS * THREADS / 32), n);
@@ -684,7 +680,7 @@ static void outer(struct device *dev, float *, const float *x, const float *h, i
 }
 template <bool B>
 static void outer(struct device *dev, float *sums, const bf16 *x, const float *h, int part0, int n,
-                  const lora_view &l)
+                  const lora_args &l)
 {
     const int columns = B ? widest_part(l) : l.k; // at most, of a part
     const int slices = lora_slices(l.rows, l.max_rank);
@@ -698,7 +694,7 @@ static void outer(struct device *dev, float *sums, const bf16 *x, const float *h
 }
 
 // to (rows, k) = x times the part's dropout. A thread has four columns.
-template <typename T> __global__ void drop_kernel(T *to, const T *x, int part, const lora_view l)
+template <typename T> __global__ void drop_kernel(T *to, const T *x, int part, const lora_args l)
 {
     grid_begin();
     const int row = blockIdx.x, c = (blockIdx.y * THREADS + threadIdx.x) * 4;
@@ -714,7 +710,7 @@ template <typename T> __global__ void drop_kernel(T *to, const T *x, int part, c
 
 // x itself, or what a part's dropout leaves of it, in `to`.
 template <typename T>
-static const T *drop(struct device *dev, void *to, const T *x, int part, const lora_view &l)
+static const T *drop(struct device *dev, void *to, const T *x, int part, const lora_args &l)
 {
     if (l.dropout.p <= 0.f) return x;
     cuda_launch(dev, "dropout", drop_kernel<T>, dim3(l.rows, ceil_div(l.k, 4 * THREADS)), THREADS,
@@ -761,21 +757,18 @@ static bool take_scratch(struct device *dev, const struct lora_args *l, struct s
     return true;
 }
 
-// A call of lora or, with grads, of lora_back.
 struct lora_call {
     void *y; // of the gradient: dx
     const void *x;
     const struct lora_args *args;
-    const struct lora_grads *grads = NULL;
-    const void *dy = NULL;
 };
 
 template <typename T> static void forward(struct device *dev, const lora_call &c)
 {
     struct scratch s;
-    const lora_view l = {*c.args, {}};
+    const lora_args &l = *c.args;
     const int at_once = l.dropout.p > 0.f ? 1 : l.n_parts; // parts of the same x
-    if (!take_scratch(dev, c.args, &s)) return;
+    if (!take_scratch(dev, &l, &s)) return;
     for (int p = 0; p < l.n_parts; p += at_once)
         shrink(dev, s.h, drop(dev, s.dropped, (const T *)c.x, p, l), p, at_once, l, false);
     if (l.out == DT_F32) // also logits in bf16
@@ -787,12 +780,11 @@ template <typename T> static void forward(struct device *dev, const lora_call &c
 template <typename T> static void back(struct device *dev, const lora_call &c)
 {
     struct scratch s;
-    const T *dy = (const T *)c.dy;
-    lora_view l = {*c.args, {}};
-    if (!take_scratch(dev, c.args, &s)) return;
-    l.adapter = NULL;
-    for (int p = 0; p < l.n_parts; p++) l.grads[p] = c.grads[p];
+    lora_args l = *c.args;
+    const T *dy = (const T *)l.dy;
     const int at_once = l.dropout.p > 0.f ? 1 : l.n_parts; // parts of the same x
+    if (!take_scratch(dev, &l, &s)) return;
+    l.adapter = NULL;
     shrink(dev, s.dh, dy, 0, l.n_parts, l, true);
     for (int p = 0; p < l.n_parts; p += at_once) {
         const T *x = drop(dev, s.dropped, (const T *)c.x, p, l);
@@ -803,6 +795,11 @@ template <typename T> static void back(struct device *dev, const lora_call &c)
     expand<T, true>(dev, (T *)c.y, s.dh, l);
 }
 
+template <typename T> static void steps(struct device *dev, const lora_call &c)
+{
+    (c.args->dy ? back<T> : forward<T>)(dev, c);
+}
+
 static bool is_bf16(struct device *, const lora_call &c)
 {
     return c.args->dt == DT_BF16;
@@ -811,13 +808,13 @@ static bool is_bf16(struct device *, const lora_call &c)
 static bool is_few(struct device *, const lora_call &c)
 {
     const struct lora_args *l = c.args;
-    return l->dt == DT_BF16 && l->out == DT_BF16 && l->rows <= FEW_ROWS &&
+    return l->dt == DT_BF16 && l->out == DT_BF16 && !l->dy && l->rows <= FEW_ROWS &&
            l->max_rank <= FEW_RANKS && l->dropout.p <= 0.f;
 }
 
 static void few(struct device *dev, const lora_call &c)
 {
-    const lora_view l = {*c.args, {}};
+    const lora_args &l = *c.args;
     const auto *x = (const bf16 *)c.x;
     const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(widest_part(l), WARPS * COLUMNS), l.n_parts);
     cuda_launch(dev, "lora", l.k < LONG ? few_kernel<2> : few_kernel<4>, grid, THREADS,
@@ -825,28 +822,16 @@ static void few(struct device *dev, const lora_call &c)
                 rows_aligned(x, l, false, 64), rows_aligned((bf16 *)c.y, l, true, 4), l);
 }
 
-static const op_variant forward_rows[] = {
+static const op_variant lora_rows[] = {
     variant<lora_call, is_few, few>(
         "few", "bf16 to bf16 without dropout, up to 128 rows and ranks up to 64: one kernel"),
-    variant<lora_call, is_bf16, forward<bf16>>("mma", "bf16: shrink, then expand"),
-    variant<lora_call, otherwise, forward<float>>("plain", "f32"),
+    variant<lora_call, is_bf16, steps<bf16>>("mma", "bf16, and the gradient"),
+    variant<lora_call, otherwise, steps<float>>("plain", "f32"),
 };
-static const op_variant back_rows[] = {
-    variant<lora_call, is_bf16, back<bf16>>("mma", "bf16"),
-    variant<lora_call, otherwise, back<float>>("plain", "f32"),
-};
-const struct op_variants lora_variants = {OP_lora, 3, forward_rows};
-const struct op_variants lora_back_variants = {OP_lora_back, 2, back_rows};
+const struct op_variants lora_variants = {OP_lora, 3, lora_rows};
 
 void cuda_lora(struct device *dev, void *y, const void *x, const struct lora_args *l)
 {
     const lora_call call = {y, x, l};
     if (l->rows > 0) op_take_variant(dev, &lora_variants, &call);
-}
-
-void cuda_lora_back(struct device *dev, void *dx, const struct lora_grads *grads, const void *dy,
-                    const void *x, const struct lora_args *l)
-{
-    const lora_call call = {dx, x, l, grads, dy};
-    if (l->rows > 0) op_take_variant(dev, &lora_back_variants, &call);
 }
