@@ -201,7 +201,7 @@ struct latent_shape {
     int rows, n_heads;
     int nope, rope, rank, value;
     enum dtype dt;
-    bool early;           // latent_query, latent_value: w (see Order, above)
+    bool early;           // latent_matmul: w (see Order, above)
     const int8_t *scales; // of w, as in struct matmul
 };
 
@@ -584,14 +584,12 @@ struct ops {
     // dsinks (n_heads) f32 += the gradient of the shape's sinks; rows of a packed batch.
     void (*attn_sinks_back)(struct device *, float *dsinks, const void *dout, const void *out,
                             const float *lse, int rows, const struct attn_shape *);
-    // q (rows, n_heads, nope + rope) and keys (rows, rank + rope) into the absorbed form, qkv
-    // (rows, n_heads + 1, rank + rope): queries, then the key. A row has the same bits in any
-    // batch.
-    void (*latent_query)(struct device *, void *qkv, const void *q, const void *keys, const void *w,
-                         const struct latent_shape *);
-    // out (rows, n_heads, value) from o (rows, n_heads, rank), likewise.
-    void (*latent_value)(struct device *, void *out, const void *o, const void *w,
-                         const struct latent_shape *);
+    // Of each head. With keys (rows, rank + rope): queries q (rows, n_heads, nope + rope) into the
+    // absorbed form, to (rows, n_heads + 1, rank + rope), behind whose queries the key comes; keys
+    // NULL: what attention gives, from (rows, n_heads, rank), out of it, to (rows, n_heads, value).
+    // A row has the same bits in any batch.
+    void (*latent_matmul)(struct device *, void *to, const void *from, const void *keys,
+                          const void *w, const struct latent_shape *);
     // qkv (rows, 3 * n_heads, latent_expanded_dim()) of the expanded form from q as above, kv
     // (rows, n_heads, nope + value) and the keys (rows, rank + rope). back: the gradient, from
     // that of qkv those of q and kv, and of the keys the last `rope` entries.

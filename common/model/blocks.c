@@ -10,8 +10,7 @@
 // ---- latent attention ---------------------------------------------------------------------------
 // Queries come from the residual stream, or in two steps with a norm between; the token's latent
 // vector is normalised, its end rotated, and that is the token's key and value for all heads: the
-// queries are multiplied into its space (latent_query), and what attention gives out of it
-// (latent_value).
+// queries are multiplied into its space, and what attention gives out of it (latent_matmul).
 
 int latent_rows_parts(const struct layer_config *l, enum dtype dt, size_t t, size_t base, bool tape,
                       struct device_part ret[N_LATENT_ROWS])
@@ -119,13 +118,13 @@ void latent_attention(struct model *m, int l, const struct batch_view *batch,
     const struct latent_shape shape = model_latent_shape(m, l, batch->n_tokens);
     latent_queries(m, l, batch, rows);
     latent_keys(m, l, batch, rows);
-    m->ops->latent_query(m->dev, m->qkv, rows->q, rows->keys, w, &shape);
+    m->ops->latent_matmul(m->dev, m->qkv, rows->q, rows->keys, w, &shape);
     if (kv)
         m->ops->rope_store(
             m->dev, m->qkv,
             &(struct rope_store){.kv = kv, .layer = l, .batch = batch, .shape = &m->attn[l]});
     m->ops->attn(m->dev, m->latent_out, lse, m->qkv, kv, l, batch, &m->attn[l]);
-    m->ops->latent_value(m->dev, out, m->latent_out, w, &shape);
+    m->ops->latent_matmul(m->dev, out, m->latent_out, NULL, w, &shape);
 }
 
 // ---- linear attention ---------------------------------------------------------------------------

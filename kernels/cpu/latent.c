@@ -10,56 +10,52 @@ static bool many(const struct latent_shape *s, int64_t per_head)
     return (int64_t)s->rows * s->n_heads * per_head > PARALLEL_WORK * 8;
 }
 
-static const float *widened(struct device *dev, const void *w, const struct latent_shape *s)
-{
-    return cpu_widened(dev, w, s->scales, NULL, (int64_t)s->n_heads * (s->nope + s->value),
-                       s->rank);
-}
-
 // The rows of w that make head h's key; those of its value follow.
 static const float *key_rows(const float *w, const struct latent_shape *s, int h)
 {
     return w + (int64_t)h * (s->nope + s->value) * s->rank;
 }
 
-void cpu_latent_query(struct device *dev, void *qkv, const void *q, const void *keys, const void *w,
-                      const struct latent_shape *s)
+// What of the absorbed form is copied, and the queries times the rows that make keys.
+static void into_absorbed(float *qkv, const float *q, const float *keys, const float *w,
+                          const struct latent_shape *s)
 {
-    if (!cpu_is_f32(dev, "latent_query", s->dt)) return;
     const int width = s->rank + s->rope, rank = s->rank;
-    const float *wide = widened(dev, w, s);
-    if (!wide) return;
 #pragma omp parallel for collapse(2) if (many(s, (int64_t)s->nope * s->rank))
     for (int h = 0; h < s->n_heads; h++)
         for (int r = 0; r < s->rows; r++) {
-            const float *from =
-                (const float *)q + ((int64_t)r * s->n_heads + h) * (s->nope + s->rope);
-            float *to = (float *)qkv + ((int64_t)r * (s->n_heads + 1) + h) * width;
+            const float *from = q + ((int64_t)r * s->n_heads + h) * (s->nope + s->rope);
+            float *to = qkv + ((int64_t)r * (s->n_heads + 1) + h) * width;
             memset(to, 0, (size_t)rank * sizeof *to);
             for (int d = 0; d < s->nope; d++) {
-                const float *row = key_rows(wide, s, h) + (int64_t)d * rank;
+                const float *row = key_rows(w, s, h) + (int64_t)d * rank;
                 const float x = from[d];
 #pragma omp simd
                 for (int c = 0; c < rank; c++) to[c] = fma_f32(x, row[c], to[c]);
             }
             memcpy(to + rank, from + s->nope, (size_t)s->rope * sizeof *to);
             if (h == 0)
-                memcpy(to + (int64_t)s->n_heads * width, (const float *)keys + (int64_t)r * width,
+                memcpy(to + (int64_t)s->n_heads * width, keys + (int64_t)r * width,
                        (size_t)width * sizeof *to);
         }
 }
 
-void cpu_latent_value(struct device *dev, void *out, const void *o, const void *w,
-                      const struct latent_shape *s)
+void cpu_latent_matmul(struct device *dev, void *to, const void *from, const void *keys,
+                       const void *w, const struct latent_shape *s)
 {
-    if (!cpu_is_f32(dev, "latent_value", s->dt)) return;
-    const float *wide = widened(dev, w, s);
+    if (!cpu_is_f32(dev, "latent_matmul", s->dt)) return;
+    const float *wide =
+        cpu_widened(dev, w, s->scales, NULL, (int64_t)s->n_heads * (s->nope + s->value), s->rank);
     if (!wide) return;
+    if (keys) {
+        into_absorbed(to, from, keys, wide, s);
+        return;
+    }
 #pragma omp parallel for if (many(s, (int64_t)s->value * s->rank))
     for (int h = 0; h < s->n_heads; h++) {
-        const struct dots dots = {.a = (const float *)o + (int64_t)h * s->rank,
+        const struct dots dots = {.a = (const float *)from + (int64_t)h * s->rank,
                                   .b = key_rows(wide, s, h) + (int64_t)s->nope * s->rank,
-                                  .c = (float *)out + (int64_t)h * s->value,
+                                  .c = (float *)to + (int64_t)h * s->value,
                                   .lda = (int64_t)s->n_heads * s->rank,
                                   .ldb = s->rank,
                                   .ldc = (int64_t)s->n_heads * s->value,

@@ -407,8 +407,7 @@ static inline bool on_hopper(struct device *dev)
 // The operations that have a table.
 // clang-format off
 #define EACH_TABLE(X) \
-    X(matmul) X(lora) X(attn) \
-    X(attn_back) X(latent_query) X(latent_value)
+    X(matmul) X(lora) X(attn) X(attn_back) X(latent_matmul)
 // clang-format on
 #define X(name) extern const struct op_variants name##_variants;
 EACH_TABLE(X)

@@ -295,9 +295,9 @@ TEST(test_latent)
             t.shape.rows = row_counts[k];
             t.shape.early = k % 2 == 1; // the operation before is no one's that writes weights
             device_fill(dev, t.out, 0xff, MAX_ROWS * 2 * (size_t)s->rank * sizeof *t.out);
-            ops->latent_query(dev, t.out, t.x, t.keys, t.w, s);
+            ops->latent_matmul(dev, t.out, t.x, t.keys, t.w, s);
             long query = latent_differ(&t, t.flat, s->rank, s->nope, 2 * s->rank);
-            ops->latent_value(dev, t.out, t.x, t.w, s);
+            ops->latent_matmul(dev, t.out, t.x, NULL, t.w, s);
             long value = latent_differ(&t, t.w + s->nope * s->rank, s->value, s->rank, s->value);
             if (query + value)
                 printf("latent %d of %d, values %d, %d rows: %ld and %ld entries differ\n", s->nope,

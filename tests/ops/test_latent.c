@@ -39,7 +39,7 @@ static void query_setup(struct op_test *t)
 static void query_launch(struct op_test *t, void **d)
 {
     const struct latent_shape s = shape_of(t);
-    ops->latent_query(dev, d[Q_QKV], d[Q_Q], d[Q_KEYS], d[Q_W], &s);
+    ops->latent_matmul(dev, d[Q_QKV], d[Q_Q], d[Q_KEYS], d[Q_W], &s);
 }
 
 static void query_reference(struct op_test *t, double **v)
@@ -77,7 +77,7 @@ static void value_setup(struct op_test *t)
 static void value_launch(struct op_test *t, void **d)
 {
     const struct latent_shape s = shape_of(t);
-    ops->latent_value(dev, d[V_OUT], d[V_O], d[V_W], &s);
+    ops->latent_matmul(dev, d[V_OUT], d[V_O], NULL, d[V_W], &s);
 }
 
 static void value_reference(struct op_test *t, double **v)
@@ -285,9 +285,9 @@ typedef float values[ROWS][HEADS][VALUE];
 static void run_absorbed(struct input *in, values ret)
 {
     const struct batch_view batch = packed_batch(in);
-    ops->latent_query(dev, in->qkv, in->q, in->keys, in->w, &latent);
+    ops->latent_matmul(dev, in->qkv, in->q, in->keys, in->w, &latent);
     ops->attn(dev, in->o, in->lse, in->qkv, NULL, 0, &batch, &absorbed);
-    ops->latent_value(dev, in->out, in->o, in->w, &latent);
+    ops->latent_matmul(dev, in->out, in->o, NULL, in->w, &latent);
     from_device(ret, in->out, sizeof(values));
 }
 
@@ -309,11 +309,11 @@ static void run_decoding(struct input *in, values ret)
         batch.packed = false;
         batch.positions += i;
         batch.slots += i;
-        ops->latent_query(dev, in->qkv, in->q + i * HEADS * DIM, in->keys + i * WIDTH, in->w,
-                          &shape);
+        ops->latent_matmul(dev, in->qkv, in->q + i * HEADS * DIM, in->keys + i * WIDTH, in->w,
+                           &shape);
         op_kv_store(&kv, 0, in->qkv, &batch, &absorbed);
         ops->attn(dev, in->o, NULL, in->qkv, &kv, 0, &batch, &absorbed);
-        ops->latent_value(dev, in->out, in->o, in->w, &shape);
+        ops->latent_matmul(dev, in->out, in->o, NULL, in->w, &shape);
         from_device(ret[i], in->out, sizeof ret[i]);
     }
 }

@@ -279,7 +279,7 @@ static enum status set_call(struct ops_bench *o)
         (struct latent_shape){m, LATENT_HEADS, 128, 64, LATENT_RANK, 128, c->dt, .early = true};
     const int of_b = c->form == TO_WEIGHT ? m : n * experts; // rows of k elements
     set_turns(o, dtype_size(c->dt) * (size_t)of_b * (size_t)k);
-    if (c->op == OP_latent_query || c->op == OP_latent_value)
+    if (c->op == OP_latent_matmul)
         set_turns(o, dtype_size(c->dt) * LATENT_HEADS * (128 + 128) * LATENT_RANK);
     if (c->each > 0) {
         CHECK(set_batch(o, is_paged(c)));
@@ -348,11 +348,9 @@ static bool run_attention(struct ops_bench *o, const struct operands *x)
     case OP_attn_back:
         ops->attn_back(dev, x->out, x->in, x->w, x->more, x->in, &o->view, &o->attn);
         break;
-    case OP_latent_query:
-        ops->latent_query(dev, x->out, x->in, x->more, x->w, &o->latent);
-        break;
-    case OP_latent_value:
-        ops->latent_value(dev, x->out, x->in, x->w, &o->latent);
+    case OP_latent_matmul:
+        ops->latent_matmul(dev, x->out, x->in, o->call->form == FORWARD ? x->more : NULL, x->w,
+                           &o->latent);
         break;
     default:
         return false;
@@ -506,13 +504,11 @@ static bool attention_cost(const struct ops_bench *o, struct cost *ret)
         ret->bytes = 2 * e * m * (row + heads * value);
         ret->flops = 5 * o->keys * heads * (dim + value);
         break;
-    case OP_latent_query:
+    case OP_latent_matmul:
         ret->bytes =
-            e * (latent + m * LATENT_HEADS * (EXPANDED_DIM + LATENT_DIM) + 2 * m * LATENT_DIM);
-        ret->flops = 2 * latent * m;
-        break;
-    case OP_latent_value:
-        ret->bytes = e * (latent + m * LATENT_HEADS * (LATENT_RANK + 128));
+            c->form == FORWARD
+                ? e * (latent + m * LATENT_HEADS * (EXPANDED_DIM + LATENT_DIM) + 2 * m * LATENT_DIM)
+                : e * (latent + m * LATENT_HEADS * (LATENT_RANK + 128));
         ret->flops = 2 * latent * m;
         break;
     default:
@@ -582,6 +578,7 @@ static double limit_us(const struct ops_bench *o)
 #define ATTENDS(rows_, before_, dim) \
     OF(QKV, HIDDEN), .each = rows_, .before = before_, .head_dim = dim
 #define GROUPS         .prompt = 64, .samples = 8
+#define OUT_OF         .form = TO_INPUT, .width = LATENT_DIM // latent attention's space
 #define PARTS          .parts = {HIDDEN, KV_DIM, KV_DIM}
 #define SAMPLED(t, p, top) .sampling = {.temperature = t, .top_p = p, .top_k = top}
 #define ROUNDED        .narrow = true, .rounded = true
@@ -638,10 +635,10 @@ static const struct call calls[] = {
     {OP_attn_back, "latent, of 512", DT_BF16, {8192}, ATTENDS(512, 0, EXPANDED_DIM)},
     {OP_attn_back, "latent, of 4,096", DT_BF16, {8192}, ATTENDS(4096, 0, EXPANDED_DIM)},
     {OP_attn_back, "sequences of 64 in f32", DT_F32, {128}, ATTENDS(64, 0, DIM)},
-    {OP_latent_query, "heads of 192", DT_BF16, {1, 16, 64, 256, 8192}, .width = LATENT_DIM},
-    {OP_latent_query, "heads of 192 in f32", DT_F32, {16}, .width = LATENT_DIM},
-    {OP_latent_value, "heads of 192", DT_BF16, {1, 16, 64, 256, 8192}, .width = LATENT_DIM},
-    {OP_latent_value, "heads of 192 in f32", DT_F32, {16}, .width = LATENT_DIM},
+    {OP_latent_matmul, "queries of 192", DT_BF16, {1, 16, 64, 256, 8192}, .width = LATENT_DIM},
+    {OP_latent_matmul, "queries of 192 in f32", DT_F32, {16}, .width = LATENT_DIM},
+    {OP_latent_matmul, "values", DT_BF16, {1, 16, 64, 256, 8192}, OUT_OF},
+    {OP_latent_matmul, "values in f32", DT_F32, {16}, OUT_OF},
     {OP_moe_route, "Mixtral", DT_BF16, {1, 16, 256, 8192}, .experts = 8},
     {OP_matmul, "Mixtral gate+up", DT_BF16, {2, 8, 32, 128, 512, 16384}, MIXTRAL},
     {OP_matmul, "Mixtral gate+up dx", DT_BF16, {16384}, MIXTRAL, DX},

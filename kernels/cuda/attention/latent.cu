@@ -94,7 +94,7 @@ static void launch(struct device *dev, const heads_product<T> &p)
                 TILE::shared, p);
 }
 
-// A call of latent_query, or, where keys are NULL, of latent_value.
+// A call of latent_matmul.
 struct latent_call {
     void *c;
     const void *a, *keys, *w;
@@ -172,32 +172,18 @@ static const op_variant rows[] = {
     variant<latent_call, mma_takes, mma_launch>("mma", "bf16 on 9.0, widths are multiples of 8"),
     variant<latent_call, otherwise, plain>("plain", "all else: f32, odd widths, 8.x"),
 };
-const struct op_variants latent_query_variants = {OP_latent_query, 2, rows};
-const struct op_variants latent_value_variants = {OP_latent_value, 2, rows};
+const struct op_variants latent_matmul_variants = {OP_latent_matmul, 2, rows};
 
-static void multiply_latent(struct device *dev, const struct op_variants *variants,
-                            latent_call call)
+void cuda_latent_matmul(struct device *dev, void *to, const void *from, const void *keys,
+                        const void *w, const struct latent_shape *s)
 {
-    latent_shape shape = *call.shape;
+    latent_shape shape = *s;
     if (shape.rows <= 0) return;
-    const wide_weights wide(dev, call.w, shape.scales, shape.n_heads * (shape.nope + shape.value),
+    const wide_weights wide(dev, w, shape.scales, shape.n_heads * (shape.nope + shape.value),
                             shape.rank, shape.dt);
     shape.early = shape.early && !shape.scales;
-    call.w = wide.w;
-    call.shape = &shape;
-    if (call.w) op_take_variant(dev, variants, &call);
-}
-
-void cuda_latent_query(struct device *dev, void *qkv, const void *q, const void *keys,
-                       const void *w, const struct latent_shape *s)
-{
-    multiply_latent(dev, &latent_query_variants, {qkv, q, keys, w, s});
-}
-
-void cuda_latent_value(struct device *dev, void *out, const void *o, const void *w,
-                       const struct latent_shape *s)
-{
-    multiply_latent(dev, &latent_value_variants, {out, o, NULL, w, s});
+    const latent_call call = {to, from, keys, wide.w, &shape};
+    if (wide.w) op_take_variant(dev, &latent_matmul_variants, &call);
 }
 
 // A thread has V entries from d on of head h: of its query, its key and its value. Of the gradient
