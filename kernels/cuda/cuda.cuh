@@ -458,8 +458,8 @@ struct rounded_gradient {
 // What the operations of a training step ask of cuda_workspace(), at most.
 size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int rows,
                          enum dtype dt); // attention.cu
-size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *shape, int rows,
-                          int max_context);                          // delta.cu
+size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *shape,
+                          int rows);                                 // delta.cu
 size_t cuda_conv_scratch(const struct delta_shape *shape, int rows); // short_conv.cu
 size_t cuda_norm_scratch(struct device *dev, int width);             // norm.cu
 size_t cuda_column_sum_scratch(int rows, int cols);                  // rows.cu

@@ -17,7 +17,7 @@ size_t cuda_scratch_bytes(struct device *dev, const struct scratch_shape *s)
          cuda_column_sum_scratch(s->logits_chunk, s->vocab),
          lora(s->rows, s->widest, std::max(s->widest, LORA_PARTS * s->hidden)),
          s->lora_head ? lora(s->logits_chunk, s->hidden, std::max(s->vocab, s->hidden)) : 0,
-         cuda_delta_scratch(dev, &s->delta, s->rows, s->max_context)});
+         cuda_delta_scratch(dev, &s->delta, s->rows)});
     const size_t all = most + s->widened * dtype_size(s->dt) + s->rounded;
     return (all + (1 << 20) - 1) >> 20 << 20; // as it is taken (device.cu)
 }

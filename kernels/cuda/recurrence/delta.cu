@@ -63,13 +63,15 @@ template <typename T, bool TURNED> struct operand_of {
     const T *at;
     int pitch;
 };
-template <typename T> INLINE operand_of<T, false> plain(const T *at, int pitch)
+template <typename T, int P>
+INLINE operand_of<T, false> plain(const T (*rows)[P], int row = 0, int column = 0)
 {
-    return {at, pitch};
+    return {rows[row] + column, P};
 }
-template <typename T> INLINE operand_of<T, true> turned(const T *at, int pitch)
+template <typename T, int P>
+INLINE operand_of<T, true> turned(const T (*rows)[P], int row = 0, int column = 0)
 {
-    return {at, pitch};
+    return {rows[row] + column, P};
 }
 
 // sums (16, 8 N) += a (16, 16 steps) b (16 steps, 8 N), of which the first `used` tiles of 8
@@ -195,7 +197,7 @@ INLINE source<T, SCAN> source_of(const rule_inputs<T, SCAN> &in, const delta_sha
                                  int first)
 {
     const head_columns at = columns_of<SCAN>(s);
-    const int key_head = head / (s.n_heads / s.n_key_heads);
+    const int key_head = head / heads_each(&s);
     return {in,
             expf(to_f32(in.a_log[head])),
             to_f32(in.dt_bias[head]),
@@ -314,7 +316,7 @@ struct slot_parts {
 
 INLINE slot_parts slot_of(const delta_rows &b, int slot, const delta_shape &s, int head)
 {
-    const int each = s.n_heads / s.n_key_heads;
+    const int each = heads_each(&s);
     const int64_t matrix = (int64_t)s.key_dim * s.head_dim;
     const int64_t own = matrix + CHUNK * (s.head_dim + 1);
     const int width = 2 * s.n_key_heads * s.key_dim + s.n_heads * s.head_dim;
@@ -361,7 +363,7 @@ template <typename T, bool SCAN>
 INLINE void keep_open(const rule_inputs<T, SCAN> &in, const delta_rows &b, const delta_shape &s,
                       int seq, int group)
 {
-    const int each = s.n_heads / s.n_key_heads, lane = thread() % 32;
+    const int each = heads_each(&s), lane = thread() % 32;
     const int end = delta_unit_end(b, seq), row = b.query_start[seq], first = b.positions[row];
     // The first sequence's last, since all read what its slot held.
     for (int next = end - 1; next >= seq; next--) {
@@ -475,8 +477,7 @@ INLINE void compare_rows(row_memory<T, SCAN> &w, int first, int part, bool is_q,
     float sums[N][4];
     if (column0 > first) return;
     clear(sums);
-    multiply(sums, plain((is_q ? w.q[0] : w.k[first]), DIM + PITCH),
-             turned(w.k[column0], DIM + PITCH), steps);
+    multiply(sums, plain(is_q ? w.q : w.k + first), turned(w.k, column0), steps);
     each_sum(sums, [&](int row, int column, float &sum) {
         const int t = first + row, j = column0 + column;
         const float since = j <= t ? expf(w.G[t] - w.G[j]) : 0.f;
@@ -511,8 +512,7 @@ INLINE void close_chunk(row_memory<T, SCAN> &w, float (&S)[N][4])
     if (thread() < CHUNK) w.log_decay[thread()] = expf(end - w.G[thread()]);
     __syncthreads();
     scale_rows(S, [&](int) { return decay; });
-    multiply(S, turned(w.k[0] + own_key(), DIM + PITCH), plain(w.u[0], row_columns<T> + PITCH),
-             TILES, N, w.log_decay);
+    multiply(S, turned(w.k, 0, own_key()), plain(w.u), TILES, N, w.log_decay);
     write_operand(w.S, S, own_key());
 }
 
@@ -539,8 +539,7 @@ INLINE void add_rows(row_memory<T, SCAN> &w, float (&S)[N][4], T *out, const sou
             w.u[j][i % C] = from_f32<T>(u);
         }
     if (is_q || !SCAN) {
-        multiply(sums, plain(is_q ? w.q[0] : w.k[tile_row], DIM + PITCH),
-                 plain(w.S[0] + first, C + PITCH), steps);
+        multiply(sums, plain(is_q ? w.q : w.k + tile_row), plain(w.S, 0, first), steps);
         scale_rows(sums, [&](int i) { return expf(w.G[tile_row + i]); });
         if (!is_q)
             each_sum(sums, [&](int i, int column, float &sum) {
@@ -553,8 +552,7 @@ INLINE void add_rows(row_memory<T, SCAN> &w, float (&S)[N][4], T *out, const sou
     if constexpr (!SCAN)
         for (int i = t; i < end; i++) solve_row(w, i);
     if (is_q) {
-        multiply(sums, plain(w.seen[0], CHUNK + PITCH), plain(w.u[0] + first, C + PITCH),
-                 tile_row / 16 + 1);
+        multiply(sums, plain(w.seen), plain(w.u, 0, first), tile_row / 16 + 1);
         each_sum(sums, [&](int i, int c, float &sum) {
             const int at = tile_row + i, column = f.first + first + c;
             if (SCAN) sum = fmaf(f.skips, w.r[i][first + c], sum);
@@ -652,7 +650,7 @@ __global__ void __launch_bounds__(THREADS, 3)
     run_unit(w, out, source_of(in, s, own.head, own.slice * row_columns<T>), b, s, own.seq);
     __syncthreads();
     if (b.state_slot[own.seq] < 0) return;
-    const int each = s.n_heads / s.n_key_heads, group = own.head / each;
+    const int each = heads_each(&s), group = own.head / each;
     if (last_block(&tickets[own.seq * s.n_key_heads + group], each * slices))
         keep_open(in, b, s, own.seq, group);
 }
@@ -826,7 +824,7 @@ __global__ void __launch_bounds__(THREADS, 3)
     grid_begin();
     extern __shared__ __align__(16) char shared[];
     prepared<T> &w = *(prepared<T> *)shared;
-    const int each = s.n_heads / s.n_key_heads, group = blockIdx.y, number = blockIdx.x;
+    const int each = heads_each(&s), group = blockIdx.y, number = blockIdx.x;
     int seq = 0;
     for (int above = b.n_seqs; above - seq > 1;) {
         const int middle = (seq + above) / 2;
@@ -850,8 +848,8 @@ __global__ void __launch_bounds__(THREADS, 3)
     float sums[CHUNK / 8][4];
     clear(sums);
     if (takes_part)
-        multiply(sums, plain(is_q ? w.keys.q[16 * tile] : w.keys.k[16 * tile], DIM + PITCH),
-                 turned(w.keys.k[0], DIM + PITCH), (s.key_dim + 15) / 16, 2 * (tile + 1));
+        multiply(sums, plain(is_q ? w.keys.q : w.keys.k, 16 * tile), turned(w.keys.k),
+                 (s.key_dim + 15) / 16, 2 * (tile + 1));
     constexpr int UNITS = (DIM + PITCH) / wide<T>; // of a row
     piece_keys<T> &to_keys = keys[(int64_t)number * s.n_key_heads + group];
     for (int i = thread(); i < n * UNITS; i += THREADS) {
@@ -954,8 +952,7 @@ INLINE void fetch(chain_stage<T, SCAN> &to, const chain_args<T, SCAN> &a, const 
     const int own = thread() - CHAIN_THREADS;
     const int begin = p.t / 16, end = tile_end(p.end) / 16, first = p.end < CHUNK ? begin : 0;
     const int tile = tile_at(begin, 0), n_tiles = tile_at(end, 0) - tile;
-    const piece_keys<T> &keys =
-        a.keys[(int64_t)p.number * s.n_key_heads + f.head / (s.n_heads / s.n_key_heads)];
+    const piece_keys<T> &keys = a.keys[(int64_t)p.number * s.n_key_heads + f.head / heads_each(&s)];
     const piece_head<T, SCAN> &head = a.heads[(int64_t)p.number * s.n_heads + f.head];
     if (!SCAN || p.end == CHUNK)
         fetch_bytes(to.keys.k[16 * first], keys.k[16 * first], 16 * (end - first) * ROW, own, N);
@@ -983,12 +980,11 @@ INLINE void read_before(chain_memory<T, false> &w, const piece_head<T, false> &h
         const float(*read)[16] = head.read[tile_at(row / 16, of)];
         float sums[4];
         unrolled<4>([&](int i) { sums[i] = w.r[row + i][column]; });
-#pragma unroll
-        for (int j = 0; j < 16; j++) {
+        unrolled<16>([&](int j) {
             float x[4];
             load<float, 4>(x, &read[j][row % 16]);
             unrolled<4>([&](int i) { sums[i] = fmaf(x[i], u[j], sums[i]); });
-        }
+        });
         unrolled<4>([&](int i) { w.r[row + i][column] = sums[i]; });
     }
 }
@@ -1001,11 +997,10 @@ INLINE void solve_tile(chain_memory<T, false> &w, const piece_head<T, false> &he
     const float(*read)[16] = head.read[tile_at(tile, tile)];
     float sums[16];
     T u[16];
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
+    unrolled<16>([&](int i) {
         sums[i] = w.r[16 * tile + i][column];
         u[i] = w.u[16 * tile + i][column];
-    }
+    });
 #pragma unroll
     for (int j = 0; j < 16; j++) {
         if (16 * tile + j >= t) u[j] = from_f32<T>(sums[j]);
@@ -1048,8 +1043,8 @@ template <typename T, bool SCAN>
 INLINE void multiply_state(float (&sums)[COLUMNS / 8][4], const T (*rows)[DIM + PITCH],
                            const chain_memory<T, SCAN> &w, int steps)
 {
-    const auto left = plain(rows[0], DIM + PITCH);
-    const auto S = plain(w.S[0], COLUMNS + PITCH);
+    const auto left = plain(rows);
+    const auto S = plain(w.S);
     clear(sums);
     if (steps == DIM / 16)
         multiply(sums, left, S, DIM / 16); // loads of one step under the products of others
@@ -1099,8 +1094,8 @@ INLINE void go_on(chain_memory<T, SCAN> &w, const chain_stage<T, SCAN> &stage, c
     if (p.end < CHUNK) return;
     unrolled<2>([&](int m) {
         scale_rows(S[m], [&](int) { return head.decay[CHUNK - 1]; });
-        multiply(S[m], turned(stage.keys.k[0] + chain_key(m), DIM + PITCH),
-                 plain(w.u[0], COLUMNS + PITCH), TILES, COLUMNS / 8, head.since);
+        multiply(S[m], turned(stage.keys.k, 0, chain_key(m)), plain(w.u), TILES, COLUMNS / 8,
+                 head.since);
     });
     show(w, S);
 }
@@ -1120,8 +1115,7 @@ INLINE void write_outputs(chain_memory<T, SCAN> &w, const chain_stage<T, SCAN> &
     meet<2, THREADS>();
     if (!takes_part) return;
     for (int of = 0; of <= tile; of++)
-        multiply(sums, plain(stage.head.seen[tile_at(tile, of)][0], 16),
-                 plain(w.u[16 * of], COLUMNS + PITCH), 1);
+        multiply(sums, plain(stage.head.seen[tile_at(tile, of)]), plain(w.u, 16 * of), 1);
     each_pair(sums, [&](int i, int c, float x, float y) {
         const int t = first + i, column = f.first + c;
         T *to = out + ((int64_t)(p.row + t - p.t) * f.n_heads + f.head) * f.head_dim + column;
@@ -1305,7 +1299,7 @@ __global__ void __launch_bounds__(THREADS, chain_blocks<T, SCAN>)
         run_chain(w, a, source_of(in, s, own.head, own.slice * COLUMNS), b, s, own.seq,
                   scratch + blockIdx.x * BEGIN_FLOATS);
         __syncthreads();
-        const int each = s.n_heads / s.n_key_heads, group = own.head / each;
+        const int each = heads_each(&s), group = own.head / each;
         if (b.paged && last_block(&tickets[own.seq * s.n_key_heads + group], each * slices))
             keep_open(in, b, s, own.seq, group);
     }
@@ -1452,8 +1446,8 @@ static struct back_memory lay_out_back(const struct delta_shape *s, int C, int b
     return m;
 }
 
-// The longest context changes nothing of it: what is kept goes with rows.
-size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *s, int rows, int)
+// What is kept goes with rows.
+size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *s, int rows)
 {
     if (s->n_heads == 0) return 0;
     if (delta_is_conv(s)) return cuda_conv_scratch(s, rows);
@@ -1524,8 +1518,7 @@ INLINE void compare_back(back_tiles<T, C, SCAN> &w, float (&sums)[N][4], bool is
     float rows[2] = {}, column_sums[N][2] = {};
     clear(sums);
     if (first >= n) return;
-    multiply(sums, plain((is_q ? w.dout : w.du)[first], C + PITCH), turned(w.u[share], C + PITCH),
-             C / 16);
+    multiply(sums, plain(is_q ? w.dout : w.du, first), turned(w.u, share), C / 16);
     int i = 0;
     each_sum(sums, [&](int row, int column, float &sum) {
         const int t = first + row, j = share + column;
@@ -1555,16 +1548,6 @@ INLINE void compare_back(back_tiles<T, C, SCAN> &w, float (&sums)[N][4], bool is
     }
 }
 
-// Those sums to where the matrix lay that all have read by now.
-template <int C, typename T, int P, int N>
-INLINE void write_dcompared(T (*to)[P], float (&sums)[N][4])
-{
-    const int first = own_row(), column = first_column<C>(CHUNK);
-    each_pair(sums, [&](int i, int c, float x, float y) {
-        store_pair(&to[first + i][column + c], x, y);
-    });
-}
-
 // The sums of u's gradient in r from the last row to row `own`, sixteen at a time; rows before get
 // theirs of these.
 template <typename T, int C, bool SCAN>
@@ -1580,11 +1563,10 @@ INLINE void solve_back(back_tiles<T, C, SCAN> &w, int own, int n)
         for (int t = max(b + 16, own / 4 * 4); t < end; t += 4) {
             float read[EACH][4];
             unrolled<EACH>([&](int i) { load<float, 4>(read[i], &w.read[first + i][t]); });
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
+            unrolled<4>([&](int j) {
                 const float du = t + j >= own ? w.r[t + j][column] : 0.f;
                 unrolled<EACH>([&](int i) { part[i] = fmaf(read[i][j], du, part[i]); });
-            }
+            });
         }
         unrolled<EACH>([&](int i) { w.r[first + i][column] = part[i]; });
         __syncthreads();
@@ -1626,7 +1608,7 @@ INLINE void fetch_back(back_tiles<T, C, SCAN> &w, const back_arrays<T, SCAN> &a,
     const int begin = p.t / 16 * 16, end = tile_end(p.end), own = thread();
     const int dim = f.head_dim, wide_dim = padded(dim);
     const piece_keys<T> &keys =
-        a.chain.keys[(int64_t)p.number * s.n_key_heads + f.head / (s.n_heads / s.n_key_heads)];
+        a.chain.keys[(int64_t)p.number * s.n_key_heads + f.head / heads_each(&s)];
     const piece_head<T, SCAN> &head = a.chain.heads[(int64_t)p.number * s.n_heads + f.head];
     const T *S = a.chain.S + f.first, *u = a.chain.u + (int64_t)f.head * wide_dim + f.first;
     if (p.border > 0) S += border_at(b, s, unit, seq, p.border, f.head);
@@ -1671,7 +1653,7 @@ __device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4], T *dqkv
     const int steps = (f.key_dim + 15) / 16, begin = rows.p.t, n = rows.p.end,
               tiles = tile_end(n) / 16;
     const int first = own_row(), tile = first / 16;
-    T(*dseen)[CHUNK + PITCH] = w.seen;
+    T(*dseen)[CHUNK + PITCH] = w.seen; // all have read these by then
     T(*dread)[READ_PITCH] = (T(*)[READ_PITCH])w.read;
     float compared[CHUNK / 8 / SHARES][4];
     const auto dgates_at = [&](int row) {
@@ -1686,12 +1668,10 @@ __device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4], T *dqkv
         float sums[C / 8 / SHARES][4];
         clear(sums);
         if (closes) {
-            multiply(sums, plain(w.keys.k[first], DIM + PITCH), plain(w.dS[0] + columns, C + PITCH),
-                     steps);
+            multiply(sums, plain(w.keys.k, first), plain(w.dS, 0, columns), steps);
             scale_rows(sums, [&](int j) { return w.since[first + j]; });
         }
-        multiply(sums, turned(w.seen[first] + first, CHUNK + PITCH),
-                 plain(w.dout[first] + columns, C + PITCH), tiles - tile);
+        multiply(sums, turned(w.seen, first, first), plain(w.dout, first, columns), tiles - tile);
         each_sum(sums, [&](int row, int column, float &sum) {
             const int j = first + row, at = columns + column;
             w.r[j][at] = sum + (takes && j < n ? shared_u[j * C + at] : 0.f);
@@ -1699,7 +1679,7 @@ __device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4], T *dqkv
     }
     compare_back(w, compared, true, n);
     __syncthreads();
-    write_dcompared<C>(dseen, compared);
+    write_operand(dseen, compared, own_row(), first_column<C>(CHUNK));
     if constexpr (!SCAN) solve_back(w, begin, n);
     for (int t = thread() / 32; t < tile_end(n); t += threads<C> / 32) {
         const int row = rows.at(t);
@@ -1742,7 +1722,7 @@ __device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4], T *dqkv
     if constexpr (!SCAN) {
         compare_back(w, compared, false, n);
         __syncthreads();
-        write_dcompared<C>(dread, compared);
+        write_operand(dread, compared, own_row(), first_column<C>(CHUNK));
         __syncthreads();
     }
     if (takes_part) {
@@ -1764,36 +1744,34 @@ __device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4], T *dqkv
                 }
             });
         };
-        const auto S_of = turned(w.S[keys], C + PITCH);
-        const auto k_of = plain(w.keys.k[0] + keys, DIM + PITCH);
+        const auto S_of = turned(w.S, keys);
+        const auto k_of = plain(w.keys.k, 0, keys);
         float sums[DIM / 8 / SHARES][4];
         clear(sums);
-        multiply(sums, plain(w.dout[first], C + PITCH), S_of, C / 16);
+        multiply(sums, plain(w.dout, first), S_of, C / 16);
         scale_rows(sums, [&](int t) { return w.decay[first + t]; });
         row_products(w.row_parts[OF_QUERY], sums, w.keys.q, keys);
-        multiply(sums, plain(dseen[first], CHUNK + PITCH), k_of, tile + 1);
+        multiply(sums, plain(dseen, first), k_of, tile + 1);
         store_rows(sums, 0);
         clear(sums);
         if constexpr (!SCAN) {
-            multiply(sums, plain(w.du[first], C + PITCH), S_of, C / 16);
+            multiply(sums, plain(w.du, first), S_of, C / 16);
             scale_rows(sums, [&](int t) { return -w.beta[first + t] * w.decay[first + t]; });
             row_products(w.row_parts[OF_KEY], sums, w.keys.k, keys);
         }
         if (closes) {
             float behind[DIM / 8 / SHARES][4];
             clear(behind);
-            multiply(behind, plain(w.u[first], C + PITCH), turned(w.dS[keys], C + PITCH), C / 16);
+            multiply(behind, plain(w.u, first), turned(w.dS, keys), C / 16);
             scale_rows(behind, [&](int j) { return w.since[first + j]; });
             row_products(w.row_parts[OF_BORDER], behind, w.keys.k, keys);
             unrolled<DIM / 2 / SHARES>([&](int i) { sums[i / 4][i % 4] += behind[i / 4][i % 4]; });
         }
         if constexpr (!SCAN) {
-            multiply(sums, plain(dread[first], READ_PITCH), k_of, tile + 1);
-            multiply(sums, turned(dread[first] + first, READ_PITCH),
-                     plain(w.keys.k[first] + keys, DIM + PITCH), tiles - tile);
+            multiply(sums, plain(dread, first), k_of, tile + 1);
+            multiply(sums, turned(dread, first, first), plain(w.keys.k, first, keys), tiles - tile);
         }
-        multiply(sums, turned(dseen[first] + first, CHUNK + PITCH),
-                 plain(w.keys.q[first] + keys, DIM + PITCH), tiles - tile);
+        multiply(sums, turned(dseen, first, first), plain(w.keys.q, first, keys), tiles - tile);
         store_rows(sums, 1);
     }
     __syncthreads();
@@ -1818,11 +1796,9 @@ __device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4], T *dqkv
         });
     }
     dlast = block_sum(dlast, w.sums);
-    multiply(dS, turned(w.keys.q[0] + own_key(), DIM + PITCH),
-             plain(w.dout[0] + own_column(), C + PITCH), tiles);
+    multiply(dS, turned(w.keys.q, 0, own_key()), plain(w.dout, 0, own_column()), tiles);
     if constexpr (!SCAN)
-        multiply(dS, turned(w.keys.k[0] + own_key(), DIM + PITCH),
-                 plain(w.du[0] + own_column(), C + PITCH), tiles);
+        multiply(dS, turned(w.keys.k, 0, own_key()), plain(w.du, 0, own_column()), tiles);
     for (int t = thread(); t < CHUNK; t += threads<C>) {
         float sum = 0.f, border = 0.f; // of G, and of G behind the chunk
         for (int part = 0; part < SHARES && t < n; part++) {
@@ -1933,7 +1909,7 @@ __global__ void length_back_kernel(T *dqkv, const T *qkv, const float *dvectors,
                                    int slices)
 {
     grid_begin();
-    int each = s.n_heads / s.n_key_heads * slices, lane = threadIdx.x;
+    int each = heads_each(&s) * slices, lane = threadIdx.x;
     const head_columns columns = columns_of<SCAN>(s);
     int64_t at = (int64_t)blockIdx.x * columns.width + (blockIdx.z ? columns.k : columns.q) +
                  blockIdx.y * s.key_dim;

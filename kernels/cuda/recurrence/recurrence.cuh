@@ -5,6 +5,7 @@
 #define KERNELS_CUDA_RECURRENCE_CUH
 
 #include "kernels/cuda/rows/act.cuh"
+#include "kernels/recurrence.h"
 
 // As the recurrences go over it (ops.h, delta_batch), by value, and who comes before whom in it.
 struct delta_rows {

@@ -82,13 +82,12 @@ template <int V, int TAPS, typename T>
 INLINE conv_weights<V, TAPS> weights_of(const T *w, const T *bias, const conv_rows &a, int c)
 {
     conv_weights<V, TAPS> own;
-#pragma unroll
-    for (int v = 0; v < V; v++) {
+    unrolled<V>([&](int v) {
         own.bias[v] = bias ? to_f32(bias[c + v]) : 0.f;
-#pragma unroll
-        for (int back = 0; back < TAPS; back++)
+        unrolled<TAPS>([&](int back) {
             own.at[back][v] = back < a.taps ? to_f32(w[(c + v) * a.taps + a.taps - 1 - back]) : 0.f;
-    }
+        });
+    });
     return own;
 }
 
@@ -98,11 +97,10 @@ INLINE void convolve(float (&sum)[V], const float (&x)[N][V], int own,
                      const conv_weights<V, TAPS> &w, int taps)
 {
     unrolled<V>([&](int v) { sum[v] = w.bias[v]; });
-#pragma unroll
-    for (int back = TAPS - 1; back >= 0; back--)
-#pragma unroll
-        for (int v = 0; v < V; v++)
-            if (back < taps) sum[v] = fmaf(w.at[back][v], x[own - back][v], sum[v]);
+    unrolled<TAPS, V>([&](int i, int v) {
+        const int back = TAPS - 1 - i;
+        if (back < taps) sum[v] = fmaf(w.at[back][v], x[own - back][v], sum[v]);
+    });
 }
 
 // Up to RUN rows of a sequence, and whether all that they meet is in it alone, with the `ahead`
@@ -148,19 +146,17 @@ __global__ void conv_kernel(T *y, const T *x, const T *w, const T *bias,
         run = run_at(a, row, last, 0);
         const bool is_padding = a.b.paged && a.b.state_slot[a.b.seq_of[row]] < 0;
         float x_of[RUN + TAPS - 1][V];
-#pragma unroll
-        for (int i = 0; i < RUN + TAPS - 1; i++)
-            read_row(x_of[i], x + c, a.x_stride, run, row - TAPS + 1 + i);
+        unrolled<RUN + TAPS - 1>(
+            [&](int i) { read_row(x_of[i], x + c, a.x_stride, run, row - TAPS + 1 + i); });
 #pragma unroll
         for (int i = 0; i < RUN; i++) {
             float sum[V];
             if (i >= run.n) break;
             convolve(sum, x_of, i + TAPS - 1, weights, a.taps);
-#pragma unroll
-            for (int v = 0; v < V; v++) {
+            unrolled<V>([&](int v) {
                 if (!run.alone) sum[v] = convolve(x, w, bias, a, row + i, c + v);
                 sum[v] = is_padding ? 0.f : conv_out(a, sum[v]);
-            }
+            });
             store<T, V>(y + (int64_t)(row + i) * a.width + c, sum);
         }
     }
