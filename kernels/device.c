@@ -325,21 +325,23 @@ enum status device_wait(struct device *dev, int mark)
 
 // ---- memory shared between processes -----------------------------------------------------------
 
-static enum status shared_new(struct device *dev, size_t bytes, const char *label,
+// name: what a maker calls it, and an opener's handle.
+static enum status shared_new(struct device *dev, const char *name, size_t bytes, bool maker,
                               struct shared_memory **ret)
 {
-    if (bytes == 0) return status_fail(ST_INVALID, "shared memory %s of 0 bytes", label);
-    struct shared_memory *memory = calloc(1, sizeof *memory);
-    if (!memory) return status_fail(ST_NO_MEMORY, "no memory to describe shared memory %s", label);
+    struct shared_memory *memory;
+    if (bytes == 0) return status_fail(ST_INVALID, "shared memory %s of 0 bytes", name);
+    if (!maker && strlen(name) >= sizeof memory->handle)
+        return status_fail(ST_FORMAT, "shared memory handle of %zu characters (at most %zu)",
+                           strlen(name), sizeof memory->handle - 1);
+    memory = calloc(1, sizeof *memory);
+    if (!memory) return status_fail(ST_NO_MEMORY, "no memory to describe shared memory %s", name);
     memory->dev = dev;
     memory->bytes = bytes;
-    *ret = memory;
-    return ST_OK;
-}
-
-static enum status shared_finish(struct shared_memory *memory, enum status st,
-                                 struct shared_memory **ret)
-{
+    memory->maker = maker;
+    if (!maker) strcpy(memory->handle, name);
+    const enum status st = maker ? dev->backend->shared_create(dev, name, memory)
+                                 : dev->backend->shared_open(dev, memory);
     if (st == ST_OK)
         *ret = memory;
     else
@@ -350,27 +352,13 @@ static enum status shared_finish(struct shared_memory *memory, enum status st,
 enum status shared_memory_create(struct device *dev, const char *name, size_t bytes,
                                  struct shared_memory **ret)
 {
-    struct shared_memory *memory = NULL;
-    enum status st = shared_new(dev, bytes, name, &memory);
-    if (st != ST_OK) return st;
-    memory->maker = true;
-    return shared_finish(memory, dev->backend->shared_create(dev, name, memory), ret);
+    return shared_new(dev, name, bytes, true, ret);
 }
 
 enum status shared_memory_open(struct device *dev, const char *handle, size_t bytes,
                                struct shared_memory **ret)
 {
-    struct shared_memory *memory = NULL;
-    enum status st = shared_new(dev, bytes, handle, &memory);
-    if (st != ST_OK) return st;
-    if (strlen(handle) >= sizeof memory->handle) {
-        st = status_fail(ST_FORMAT, "shared memory handle of %zu characters (at most %zu)",
-                         strlen(handle), sizeof memory->handle - 1);
-    } else {
-        strcpy(memory->handle, handle);
-        st = dev->backend->shared_open(dev, memory);
-    }
-    return shared_finish(memory, st, ret);
+    return shared_new(dev, handle, bytes, false, ret);
 }
 
 void *shared_memory_data(const struct shared_memory *memory)

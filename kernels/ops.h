@@ -655,9 +655,6 @@ struct ops {
     // may be some neighbouring ones, as in struct matmul.
     void (*experts_bias)(struct device *, void *y, const void *bias, const int32_t *offsets,
                          const struct expert_rows *);
-    // Its gradient: dbias (n_experts, width) f32 += column sums of each expert's rows of dy.
-    void (*experts_bias_back)(struct device *, float *dbias, const void *dy, const int32_t *offsets,
-                              const struct expert_rows *);
     // y (rows, width) (+)= sum over choices of weight * x[place]; weight NULL: 1. x is sorted, (A,
     // width).
     void (*moe_combine)(struct device *, void *y, const void *x, const int32_t *place,
@@ -670,9 +667,10 @@ struct ops {
     void (*multiply)(struct device *, void *x, const float *factor, int64_t n, enum dtype dt);
     // y += scale * x
     void (*add)(struct device *, void *y, const void *x, int64_t n, float scale, enum dtype dt);
-    // out (cols) f32 += column sums of x (rows, cols): the gradient of a bias
-    void (*column_sum)(struct device *, float *out, const void *x, int rows, int cols,
-                       enum dtype dt);
+    // out (n_experts, width) f32 += column sums of each expert's rows of x, the gradient of a bias;
+    // offsets NULL: of one that has all rows
+    void (*column_sum)(struct device *, float *out, const void *x, const int32_t *offsets,
+                       const struct expert_rows *);
     void (*convert)(struct device *, void *y, enum dtype y_dt, const void *x, enum dtype x_dt,
                     int64_t n); // any of f32, bf16, f16 to f32 or bf16, rounding to nearest even
     // Weights or activations w (rows, cols) of w_dt in e4m3, as struct matmul takes them: codes

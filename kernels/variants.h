@@ -21,7 +21,7 @@ extern "C" {
     X(split_gate) X(gate) X(gate_back) X(short_conv) X(short_conv_back) \
     X(delta_rule) X(delta_rule_back) X(act) X(act_back) \
     X(moe_route) X(moe_route_back) X(moe_balance) X(moe_balance_back) \
-    X(experts_bias) X(experts_bias_back) \
+    X(experts_bias) \
     X(moe_combine) X(moe_combine_back) X(multiply) X(add) \
     X(column_sum) X(convert) X(quantise) X(softcap) X(softcap_back) X(logprob) \
     X(logprob_back) X(top_logprobs) X(adjust_logits) X(mask_logits) X(distill) X(sample) X(sum_squares) \

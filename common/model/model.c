@@ -937,8 +937,8 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
         const struct layer_tape *lt = &tape->layers[l];
         float *probs = m->router_logits; // those of this pass are on the tape
         m->ops->moe_balance(m->dev, probs, tape->balance, lt->router_logits, &lt->routing, &shape);
-        m->ops->column_sum(m->dev, tape->balance + shape.n_experts, probs, batch->n_tokens,
-                           shape.n_experts, DT_F32);
+        m->ops->column_sum(m->dev, tape->balance + shape.n_experts, probs, NULL,
+                           &(struct expert_rows){batch->n_tokens, 1, shape.n_experts, DT_F32});
     }
     *ret_x = x;
 }

@@ -25,7 +25,7 @@ static inline float activate(float x, enum act_kind kind)
     case ACT_RELU:
         return x > 0 ? x : 0;
     case ACT_CLAMPED:
-        break; // clamped_row()
+        break; // act_row()
     }
     return x;
 }
@@ -49,86 +49,75 @@ static inline float derivative(float x, enum act_kind kind)
     case ACT_RELU:
         return x > 0;
     case ACT_CLAMPED:
-        break; // clamped_back_row()
+        break; // act_back_row()
     }
     return 1.0f;
 }
 
-// One row with a kind known to the compiler, so that the loop has no branch and vectorises.
-#define OF_KIND(kind, row, ...)                                                                    \
-    ((kind) == ACT_SILU        ? row(__VA_ARGS__, ACT_SILU)                                        \
-     : (kind) == ACT_GELU_TANH ? row(__VA_ARGS__, ACT_GELU_TANH)                                   \
-     : (kind) == ACT_RELU2     ? row(__VA_ARGS__, ACT_RELU2)                                       \
-     : (kind) == ACT_RELU      ? row(__VA_ARGS__, ACT_RELU)                                        \
-                               : row(__VA_ARGS__, ACT_GELU))
-static inline __attribute__((always_inline)) void
-act_row(float *y, const float *gate, const float *up, int width, enum act_kind kind)
+// One row with a kind known to the compiler, and whether it is gated, so that the loop has no
+// branch and vectorises.
+#define OF_GATED(kind, gated, row, ...)                                                            \
+    ((kind) == ACT_SILU        ? row(__VA_ARGS__, gated, ACT_SILU)                                 \
+     : (kind) == ACT_GELU_TANH ? row(__VA_ARGS__, gated, ACT_GELU_TANH)                            \
+     : (kind) == ACT_RELU2     ? row(__VA_ARGS__, gated, ACT_RELU2)                                \
+     : (kind) == ACT_RELU      ? row(__VA_ARGS__, gated, ACT_RELU)                                 \
+     : (kind) == ACT_CLAMPED   ? row(__VA_ARGS__, gated, ACT_CLAMPED)                              \
+                               : row(__VA_ARGS__, gated, ACT_GELU))
+#define OF_KIND(s, row, ...)                                                                       \
+    ((s)->gated ? OF_GATED((s)->kind, true, row, __VA_ARGS__, s)                                   \
+                : OF_GATED((s)->kind, false, row, __VA_ARGS__, s))
+
+// As fminf() and fmaxf(), but of vectors.
+static inline float at_most(float x, float limit)
 {
-    if (up) {
-#pragma omp simd
-        for (int c = 0; c < width; c++) y[c] = activate(gate[c], kind) * up[c];
-    } else {
-#pragma omp simd
-        for (int c = 0; c < width; c++) y[c] = activate(gate[c], kind);
-    }
+    return x < limit ? x : limit;
+}
+static inline float clamped(float x, float limit)
+{
+    x = at_most(x, limit);
+    return x > -limit ? x : -limit;
 }
 
-static void clamped_row(float *y, const float *gate, const float *up, const struct act_shape *s)
+// x: the gates, and behind them what they open where it is gated.
+VEC_INLINE void act_row(float *y, const float *x, const struct act_shape *s, bool gated,
+                        enum act_kind kind)
 {
-    const float alpha = s->alpha, limit = s->limit;
+    const float alpha = s->alpha, limit = s->limit, *up = x + s->width;
 #pragma omp simd
     for (int c = 0; c < s->width; c++) {
-        const float g = fminf(gate[c], limit), u = fmaxf(fminf(up[c], limit), -limit);
-        y[c] = g * sigmoid(alpha * g) * (u + 1.0f);
+        const float u = gated ? up[c] : 1.0f, g = at_most(x[c], limit);
+        y[c] = kind == ACT_CLAMPED ? g * sigmoid(alpha * g) * (clamped(u, limit) + 1.0f)
+                                   : activate(x[c], kind) * u;
     }
 }
 
 void cpu_act(struct device *dev, void *y, const void *x, const struct act_shape *s)
 {
     if (!cpu_is_f32(dev, "act", s->dt)) return;
-    const int width = s->width;
-    const bool gated = s->gated;
-#pragma omp parallel for if ((int64_t)s->rows * width > PARALLEL_WORK / 8)
-    for (int r = 0; r < s->rows; r++) {
-        const float *gate = (const float *)x + (int64_t)r * width * (gated ? 2 : 1);
-        const float *up = gated ? gate + width : NULL;
-        float *out = (float *)y + (int64_t)r * width;
-        if (s->kind == ACT_CLAMPED)
-            clamped_row(out, gate, up, s);
-        else
-            OF_KIND(s->kind, act_row, out, gate, up, width);
-    }
-}
-
-static inline __attribute__((always_inline)) void act_back_row(float *dgate, float *dup,
-                                                               const float *dy, const float *gate,
-                                                               const float *up, int width,
-                                                               enum act_kind kind)
-{
-    if (up) {
-#pragma omp simd
-        for (int c = 0; c < width; c++) {
-            dgate[c] = dy[c] * up[c] * derivative(gate[c], kind);
-            dup[c] = dy[c] * activate(gate[c], kind);
-        }
-    } else {
-#pragma omp simd
-        for (int c = 0; c < width; c++) dgate[c] = dy[c] * derivative(gate[c], kind);
-    }
+    const int64_t width = s->width, in = s->gated ? 2 * width : width;
+#pragma omp parallel for if (s->rows * width > PARALLEL_WORK / 8)
+    for (int r = 0; r < s->rows; r++)
+        OF_KIND(s, act_row, (float *)y + r * width, (const float *)x + r * in);
 }
 
 // What is clamped has no gradient.
-static void clamped_back_row(float *dgate, float *dup, const float *dy, const float *gate,
-                             const float *up, const struct act_shape *s)
+VEC_INLINE void act_back_row(float *dx, const float *dy, const float *x, const struct act_shape *s,
+                             bool gated, enum act_kind kind)
 {
-    const float alpha = s->alpha, limit = s->limit;
+    const float alpha = s->alpha, limit = s->limit, *up = x + s->width;
+    float *dup = dx + s->width;
 #pragma omp simd
     for (int c = 0; c < s->width; c++) {
-        const float g = fminf(gate[c], limit), u = fmaxf(fminf(up[c], limit), -limit);
-        const float share = sigmoid(alpha * g);
-        const float slope = share * fma_f32(alpha * g, 1.0f - share, 1.0f);
-        dgate[c] = gate[c] <= limit ? dy[c] * (u + 1.0f) * slope : 0.0f;
-        dup[c] = up[c] == u ? dy[c] * g * share : 0.0f;
+        const float u = gated ? up[c] : 1.0f, g = at_most(x[c], limit);
+        if (kind == ACT_CLAMPED) {
+            const float open = clamped(u, limit), share = sigmoid(alpha * g);
+            const float slope = share * fma_f32(alpha * g, 1.0f - share, 1.0f);
+            dx[c] = x[c] <= limit ? dy[c] * (open + 1.0f) * slope : 0.0f;
+            dup[c] = u == open ? dy[c] * g * share : 0.0f;
+        } else {
+            dx[c] = dy[c] * u * derivative(x[c], kind);
+            if (gated) dup[c] = dy[c] * activate(x[c], kind);
+        }
     }
 }
 
@@ -137,19 +126,11 @@ void cpu_act_back(struct device *dev, void *dx, void *y, const void *dy, const v
 {
     if (!cpu_is_f32(dev, "act_back", s->dt)) return;
     if (y) cpu_act(dev, y, x, s);
-    const int width = s->width;
-    const bool gated = s->gated;
-#pragma omp parallel for if ((int64_t)s->rows * width > PARALLEL_WORK / 8)
-    for (int r = 0; r < s->rows; r++) {
-        int64_t at = (int64_t)r * width * (gated ? 2 : 1);
-        const float *gate = (const float *)x + at, *up = gated ? gate + width : NULL;
-        float *dgate = (float *)dx + at, *dup = gated ? dgate + width : NULL;
-        const float *grad = (const float *)dy + (int64_t)r * width;
-        if (s->kind == ACT_CLAMPED)
-            clamped_back_row(dgate, dup, grad, gate, up, s);
-        else
-            OF_KIND(s->kind, act_back_row, dgate, dup, grad, gate, up, width);
-    }
+    const int64_t width = s->width, in = s->gated ? 2 * width : width;
+#pragma omp parallel for if (s->rows * width > PARALLEL_WORK / 8)
+    for (int r = 0; r < s->rows; r++)
+        OF_KIND(s, act_back_row, (float *)dx + r * in, (const float *)dy + r * width,
+                (const float *)x + r * in);
 }
 
 void cpu_softcap(struct device *dev, float *x, int64_t n, float cap, float scale)

@@ -219,12 +219,3 @@ void cpu_experts_bias(struct device *dev, void *y, const void *bias, const int32
         }
     }
 }
-
-void cpu_experts_bias_back(struct device *dev, float *dbias, const void *dy, const int32_t *offsets,
-                           const struct expert_rows *s)
-{
-    for (int e = 0; e < s->n_experts; e++)
-        cpu_column_sum(dev, dbias + (int64_t)e * s->width,
-                       (const float *)dy + (int64_t)offsets[e] * s->width,
-                       offsets[e + 1] - offsets[e], s->width, s->dt);
-}

@@ -80,23 +80,30 @@ void cpu_multiply(struct device *dev, void *x, const float *factor, int64_t n, e
 }
 
 // Threads own columns, so that each sum runs over the rows in order whatever the number of threads.
-void cpu_column_sum(struct device *dev, float *out, const void *x, int rows, int cols,
-                    enum dtype dt)
+static void add_columns(float *out, const float *x, int rows, int cols)
 {
-    if (!cpu_is_f32(dev, "column_sum", dt)) return;
     enum { CHUNK = 64 };
-    const float *in = x;
 #pragma omp parallel for if ((int64_t)rows * cols > PARALLEL_WORK)
     for (int start = 0; start < cols; start += CHUNK) {
         int width = cols - start < CHUNK ? cols - start : CHUNK;
         float sum[CHUNK] = {0};
         for (int r = 0; r < rows; r++) {
-            const float *from = in + (int64_t)r * cols + start;
+            const float *from = x + (int64_t)r * cols + start;
 #pragma omp simd
             for (int c = 0; c < width; c++) sum[c] += from[c];
         }
         for (int c = 0; c < width; c++) out[start + c] += sum[c];
     }
+}
+
+void cpu_column_sum(struct device *dev, float *out, const void *x, const int32_t *offsets,
+                    const struct expert_rows *s)
+{
+    if (!cpu_is_f32(dev, "column_sum", s->dt)) return;
+    if (!offsets) add_columns(out, x, s->rows, s->width);
+    for (int64_t e = 0; offsets && e < s->n_experts; e++)
+        add_columns(out + e * s->width, (const float *)x + (int64_t)offsets[e] * s->width,
+                    offsets[e + 1] - offsets[e], s->width);
 }
 
 void cpu_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, enum dtype x_dt,

@@ -162,7 +162,7 @@ static void bias_reference(struct op_test *t, double **v)
 
 OP(bias, "experts_bias");
 
-// experts_bias_back: p as above. The loss is the sum of dy * (y + bias).
+// column_sum of experts: p as above. The loss is the sum of dy * (y + bias).
 
 enum { BB_DBIAS, BB_DY, BB_OFFSETS, BB_BIAS };
 
@@ -177,7 +177,7 @@ static void bias_back_setup(struct op_test *t)
 static void bias_back_launch(struct op_test *t, void **d)
 {
     const struct expert_rows shape = bias_shape(t);
-    ops->experts_bias_back(dev, d[BB_DBIAS], d[BB_DY], d[BB_OFFSETS], &shape);
+    ops->column_sum(dev, d[BB_DBIAS], d[BB_DY], d[BB_OFFSETS], &shape);
 }
 
 static double bias_loss(struct op_test *t, double **v)
@@ -191,7 +191,7 @@ static double bias_loss(struct op_test *t, double **v)
     return loss;
 }
 
-OP_BACK(bias_back, "experts_bias_back", bias_loss);
+OP_BACK(bias_back, "column_sum", bias_loss);
 
 static const struct op_case cases[] = {
     {&op_bias, "1 row of 7, 3 experts", {1, 7, 3, SPREAD}, false},
@@ -322,7 +322,7 @@ static void check_some(int m, int n, int k)
             ops->experts_bias(dev, y[i], bias + first * (size_t)n * e, offsets + first, &rows);
             const struct matmul back = back_shape(m, n, k, offsets + first, own);
             ops->matmul(dev, dw[i] + first * matrix, y[i], a, NULL, &back);
-            ops->experts_bias_back(dev, dbias[i] + first * (size_t)n, y[i], offsets + first, &rows);
+            ops->column_sum(dev, dbias[i] + first * (size_t)n, y[i], offsets + first, &rows);
         }
     }
     assert_same_bytes("some experts", y[1], y[0], y_bytes);

@@ -132,7 +132,7 @@ static void column_setup(struct op_test *t)
 
 static void column_launch(struct op_test *t, void **d)
 {
-    ops->column_sum(dev, d[0], d[1], t->p[0], t->p[1], dt);
+    ops->column_sum(dev, d[0], d[1], NULL, &(struct expert_rows){t->p[0], 1, t->p[1], dt});
 }
 
 static void column_reference(struct op_test *t, double **v)

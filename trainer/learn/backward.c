@@ -270,7 +270,7 @@ static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, 
     struct matmul shape = {
         .m = n, .n = k, .k = rows, .trans_a = true, .beta = 1, .in = m->dt, .out = DT_F32};
     if (dw) m->ops->matmul(m->dev, dw, dy, x, NULL, &shape);
-    if (db) m->ops->column_sum(m->dev, db, dy, rows, n, m->dt);
+    if (db) m->ops->column_sum(m->dev, db, dy, NULL, &(struct expert_rows){rows, 1, n, m->dt});
 }
 
 // matrix_back() of some rows of the batch (index, device); NULL: of all, in order.
@@ -472,7 +472,7 @@ static void experts_to_weight(struct model *m, void *dw, float *dbias, const voi
 {
     struct matmul shape = {n, k, a, .trans_a = true, .beta = 1, .in = m->dt, .out = DT_F32};
     const struct expert_rows rows = {a, own->n, n, m->dt};
-    if (dbias) m->ops->experts_bias_back(m->dev, dbias, dy, own->offsets, &rows);
+    if (dbias) m->ops->column_sum(m->dev, dbias, dy, own->offsets, &rows);
     shape.offsets = own->offsets;
     shape.n_experts = own->n;
     if (dw) m->ops->matmul(m->dev, dw, dy, x, NULL, &shape);
@@ -490,7 +490,7 @@ static void scales_back(struct backward *b, int l, int rows, const struct moe_ro
     m->ops->softcap(m->dev, b->dweight, a, 0, model_router_scale(m));
     if (!dscale) return;
     const float *list = model_sort_by_expert(m, l, r, rows);
-    m->ops->experts_bias_back(m->dev, dscale, list, r->offsets, &shape);
+    m->ops->column_sum(m->dev, dscale, list, r->offsets, &shape);
 }
 
 // From m->normed and drouter, the gradients of a router or gate; dnormed is m->normed's, or more.

@@ -516,14 +516,19 @@ template <typename F> static void enqueue(struct comm *comm, const char *what, F
     pthread_mutex_unlock(&s->mutex);
 }
 
-// A captured graph with calls in it was launched.
-static void graph_launched(struct comm *comm)
+void comm_call_enqueued(struct comm *comm, const char *what)
 {
     struct nccl_state *s = state_of(comm);
     pthread_mutex_lock(&s->mutex);
-    note(comm, "a captured step", cuda_use(comm->dev)->stream);
+    note(comm, what, cuda_use(comm->dev)->stream);
     if (comm_failed(comm)) abort_comm(s);
     pthread_mutex_unlock(&s->mutex);
+}
+
+// A captured graph with calls in it was launched.
+static void graph_launched(struct comm *comm)
+{
+    comm_call_enqueued(comm, "a captured step");
 }
 
 // ---- opening -----------------------------------------------------------------------------------
@@ -769,14 +774,6 @@ const struct peer_slots *comm_place_columns(struct comm *comm, void *data, void 
     const bool shared = peers && oneshot_shared(peers, data, ret_of);
     pthread_mutex_unlock(&s->mutex);
     return shared ? oneshot_slots(peers, data, 0, DT_F32) : NULL;
-}
-
-void comm_call_enqueued(struct comm *comm, const char *what)
-{
-    struct nccl_state *s = state_of(comm);
-    pthread_mutex_lock(&s->mutex);
-    note(comm, what, cuda_use(comm->dev)->stream);
-    pthread_mutex_unlock(&s->mutex);
 }
 
 static bool sum_through_peers(struct comm *comm, void *data, size_t n, enum dtype dt)

@@ -256,23 +256,6 @@ size_t cuda_column_sum_scratch(int rows, int cols)
     return (size_t)ceil_div(rows, PART_ROWS) * cols * sizeof(float);
 }
 
-void cuda_column_sum(struct device *dev, float *out, const void *x, int rows, int cols,
-                     enum dtype dt)
-{
-    if (rows <= 0 || cols <= 0) return;
-    int n_parts = ceil_div(rows, PART_ROWS);
-    float *parts = (float *)cuda_workspace(dev, cuda_column_sum_scratch(rows, cols));
-    if (!parts) return;
-    bool fits = aligned(16, {x}, {(int64_t)(cols * dtype_size(dt))});
-    with_type_wide(dt, fits, [&](auto t, auto v) {
-        using T = decltype(t);
-        constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "column_sum", column_sum_kernel<T, V>,
-                    dim3(ceil_div(cols, 32 * V), n_parts), 256, 0, parts, x, rows, cols);
-    });
-    cuda_add_parts(dev, out, parts, n_parts, cols);
-}
-
 // ---- biases of experts' matmuls ----------------------------------------------------------------
 
 // Over rows sorted by expert, and their gradients.
@@ -326,12 +309,26 @@ void cuda_experts_bias(struct device *dev, void *y, const void *bias, const int3
                    THREADS, y, bias, offsets, *s);
 }
 
-void cuda_experts_bias_back(struct device *dev, float *dbias, const void *dy,
-                            const int32_t *offsets, const struct expert_rows *s)
+void cuda_column_sum(struct device *dev, float *out, const void *x, const int32_t *offsets,
+                     const struct expert_rows *s)
 {
-    launch_typed(s->dt, dev, "experts_bias_back", bias_back_kernel,
-                 dim3(ceil_div(s->width, 32), s->n_experts), SLOTS * 32, 0, dbias, dy, offsets,
-                 s->width);
+    const int cols = s->width, n_parts = ceil_div(s->rows, PART_ROWS);
+    if (s->rows <= 0 || cols <= 0) return;
+    if (offsets) {
+        launch_typed(s->dt, dev, "column_sum", bias_back_kernel,
+                     dim3(ceil_div(cols, 32), s->n_experts), SLOTS * 32, 0, out, x, offsets, cols);
+        return;
+    }
+    float *parts = (float *)cuda_workspace(dev, cuda_column_sum_scratch(s->rows, cols));
+    if (!parts) return;
+    bool fits = aligned(16, {x}, {(int64_t)(cols * dtype_size(s->dt))});
+    with_type_wide(s->dt, fits, [&](auto t, auto v) {
+        using T = decltype(t);
+        constexpr int V = decltype(v)::value;
+        cuda_launch(dev, "column_sum", column_sum_kernel<T, V>,
+                    dim3(ceil_div(cols, 32 * V), n_parts), 256, 0, parts, x, s->rows, cols);
+    });
+    cuda_add_parts(dev, out, parts, n_parts, cols);
 }
 
 // ---- rows in eight bits ------------------------------------------------------------------------
