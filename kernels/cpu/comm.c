@@ -287,13 +287,6 @@ static void mpi_call(struct comm *comm, const struct comm_call *c)
     run(comm, ((const struct peers *)comm->state)->tag, c);
 }
 
-// One byte or more of every rank to all.
-static bool gather(struct comm *comm, int tag, const char *what, const void *part, void *all,
-                   size_t bytes)
-{
-    return run(comm, tag, &(struct comm_call){COMM_ALL_GATHER, what, part, all, bytes, DT_U8, 0});
-}
-
 // ---- opening -----------------------------------------------------------------------------------
 
 static enum status new_peers(struct comm *comm)
@@ -336,7 +329,8 @@ static enum status mpi_split(const struct comm *parent, int color, struct comm *
     struct comm *asked = (struct comm *)parent;
     int *colors = calloc((size_t)parent->size, sizeof *colors);
     if (!colors) return status_fail(ST_NO_MEMORY, "no memory for a communicator");
-    if (!gather(asked, of->tag, "split", &color, colors, sizeof color))
+    if (!run(asked, of->tag,
+             &(struct comm_call){COMM_ALL_GATHER, "split", &color, colors, sizeof color, DT_U8, 0}))
         FAIL(ST_DEVICE, "%s", parent->failure);
     for (int r = 0; r < parent->size; r++) {
         if (r == parent->rank) comm->rank = comm->size;
@@ -358,8 +352,9 @@ static void mpi_close(struct comm *comm)
     if (!p) return;
     if (p->started_mpi && !comm_failed(comm)) {
         comm_set_deadline(comm, BYE_S);
-        if (gather(comm, TAG_BYE, "free", p->pieces + comm->rank, p->pieces, 1))
-            call_bounded(comm, "MPI_Finalize", finalize);
+        const struct comm_call bye = {COMM_ALL_GATHER, "free", p->pieces + comm->rank, p->pieces, 1,
+                                      DT_U8,           0};
+        if (run(comm, TAG_BYE, &bye)) call_bounded(comm, "MPI_Finalize", finalize);
     }
     free(p->world_rank);
     free(p->open);

@@ -309,15 +309,10 @@ void cuda_logprob_back(struct device *dev, void *dlogits, const struct head_grad
     bool fits = aligned(16, {dlogits, h->logits}, {(int64_t)h->vocab * 4}) && h->vocab % 4 == 0;
     with_type(dt, [&](auto t) {
         using T = decltype(t);
-        auto launch = [&](auto kernel, int wide) {
-            cuda_launch(dev, "logprob_back", kernel,
-                        dim3(h->n, ceil_div(h->vocab, BACK_THREADS * wide)), BACK_THREADS, 0,
-                        dlogits, *grads, h->logits, h->target, h->vocab, 1.f / h->temperature);
-        };
-        if (fits)
-            launch(logprob_back_kernel<T, 4>, 4);
-        else
-            launch(logprob_back_kernel<T, 1>, 1);
+        cuda_launch(dev, "logprob_back",
+                    fits ? logprob_back_kernel<T, 4> : logprob_back_kernel<T, 1>,
+                    dim3(h->n, ceil_div(h->vocab, BACK_THREADS * (fits ? 4 : 1))), BACK_THREADS, 0,
+                    dlogits, *grads, h->logits, h->target, h->vocab, 1.f / h->temperature);
     });
 }
 

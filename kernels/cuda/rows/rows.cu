@@ -595,10 +595,8 @@ __global__ void random_normal_kernel(T *x, int64_t n, float scale, uint64_t seed
 void cuda_random_normal(struct device *dev, void *x, int64_t n, float scale, uint64_t seed,
                         uint64_t stream, enum dtype dt)
 {
-    with_type(dt, [&](auto t) {
-        cuda_launch(dev, "random numbers", random_normal_kernel<decltype(t)>,
-                    ceil_div(n, 2 * THREADS), THREADS, 0, (decltype(t) *)x, n, scale, seed, stream);
-    });
+    launch_typed(dt, dev, "random numbers", random_normal_kernel, ceil_div(n, 2 * THREADS), THREADS,
+                 0, x, n, scale, seed, stream);
 }
 
 // ---- single logits -----------------------------------------------------------------------------
@@ -1063,7 +1061,6 @@ static bool gates_fit(const gate_args *a, std::initializer_list<const void *> ot
 
 void cuda_gate(struct device *dev, void *y, const struct gate_args *a)
 {
-    if (a->rows <= 0 || a->width <= 0) return;
     launch_columns(with_type_wide, a->dt, gates_fit(a, {y}), dev, "gate", gate_kernel, a->rows,
                    a->width, THREADS, y, *a);
 }
@@ -1071,7 +1068,6 @@ void cuda_gate(struct device *dev, void *y, const struct gate_args *a)
 void cuda_gate_back(struct device *dev, void *dx, void *dg, const void *dy,
                     const struct gate_args *a)
 {
-    if (a->rows <= 0 || a->width <= 0) return;
     launch_columns(with_type_wide, a->dt, gates_fit(a, {dx, dg, dy}), dev, "gate_back",
                    gate_back_kernel, a->rows, a->width, THREADS, dx, dg, dy, *a);
 }
