@@ -52,7 +52,6 @@ struct cuda_state {
     cudaEvent_t events[N_EVENTS];
     bool capturing;
     struct comm *captured; // whose calls are in what is being captured, or NULL (comm.cu)
-    void (*launched)(struct comm *comm); // called when that is launched
     // Whether the last thing in the stream is a kernel of ours or of a library. Behind anything
     // else (a graph's capture begun or ended or one launched, another stream's event) the next
     // kernel does not begin early: cuda_enqueued().
@@ -414,6 +413,9 @@ EACH_TABLE(X)
 #undef X
 
 // ---- for other files ---------------------------------------------------------------------------
+
+// A kernel that ends a call of a communicator's was enqueued, or a graph with such (comm.cu).
+void comm_call_enqueued(struct comm *comm, const char *what);
 
 // out[c] += sum over p of parts[p][c], in a fixed order; parts (n, width) (rows.cu)
 void cuda_add_parts(struct device *dev, float *out, const float *parts, int n, int width);

@@ -19,8 +19,7 @@ extern "C" const struct ops ops_cuda;
 
 struct device_graph {
     cudaGraphExec_t exec;
-    struct comm *comm; // whose calls are in it, or NULL; and who is to know when it is launched
-    void (*launched)(struct comm *comm);
+    struct comm *comm; // whose calls are in it, or NULL
 };
 
 // ST_OK where it succeeded.
@@ -420,7 +419,6 @@ static enum status capture_end(struct device *dev, struct device_graph **ret)
         return status_of(dev, error, "making a graph of captured work");
     }
     made->comm = state->captured;
-    made->launched = state->launched;
     *ret = made;
     return ST_OK;
 }
@@ -430,7 +428,7 @@ static void graph_launch(struct device *dev, struct device_graph *graph)
     struct cuda_state *state = cuda_use(dev);
     cuda_enqueued(state, false);
     cuda_ok(dev, cudaGraphLaunch(graph->exec, state->stream), "launching a graph");
-    if (graph->comm) graph->launched(graph->comm);
+    if (graph->comm) comm_call_enqueued(graph->comm, "a captured step");
 }
 
 static void graph_free(struct device_graph *graph)

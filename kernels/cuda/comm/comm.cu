@@ -476,8 +476,6 @@ static void *watch_calls(void *context)
     return NULL;
 }
 
-static void graph_launched(struct comm *comm);
-
 // With the mutex held: a call was enqueued on `stream`. One that is being captured is not under
 // way; its graph will be.
 static void note(struct comm *comm, const char *what, cudaStream_t stream)
@@ -486,7 +484,6 @@ static void note(struct comm *comm, const char *what, cudaStream_t stream)
     struct cuda_state *cuda = cuda_use(comm->dev);
     if (cuda->capturing) {
         cuda->captured = comm;
-        cuda->launched = graph_launched;
         return;
     }
     forget_done(s);
@@ -523,12 +520,6 @@ void comm_call_enqueued(struct comm *comm, const char *what)
     note(comm, what, cuda_use(comm->dev)->stream);
     if (comm_failed(comm)) abort_comm(s);
     pthread_mutex_unlock(&s->mutex);
-}
-
-// A captured graph with calls in it was launched.
-static void graph_launched(struct comm *comm)
-{
-    comm_call_enqueued(comm, "a captured step");
 }
 
 // ---- opening -----------------------------------------------------------------------------------

@@ -47,8 +47,6 @@ struct peer_slots {
 
 // The caller's kernel writes the columns of `data` on all ranks. NULL: comm_gather_columns() must.
 const struct peer_slots *comm_place_columns(struct comm *comm, void *data, void *ret_of[MAX_PEERS]);
-// A kernel that ends a call was enqueued.
-void comm_call_enqueued(struct comm *comm, const char *what);
 
 // ---- the device's side --------------------------------------------------------------------------
 
