@@ -22,7 +22,7 @@ enum comm_kind {
 struct comm_call {
     enum comm_kind kind;
     const char *what;
-    const void *from; // may be `to`, or a place in it or it in this
+    const void *from; // may be `to`; of a gather its place there, of a scatter the whole
     void *to;
     size_t n;      // of one rank
     enum dtype dt; // DT_U8 of what is not added
