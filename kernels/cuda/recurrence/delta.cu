@@ -467,27 +467,6 @@ INLINE void read_rows(row_memory<T, SCAN> &w, const source<T, SCAN> &f, int row,
     for (int i = t; i < end; i++) w.G[i] = G = __fadd_rn(G, w.log_decay[i]);
 }
 
-// `seen` (is_q) or `read` of a tile's rows from `first` on, of which a warp has a part of the
-// columns.
-template <typename T, bool SCAN>
-INLINE void compare_rows(row_memory<T, SCAN> &w, int first, int part, bool is_q, int steps)
-{
-    constexpr int N = CHUNK / 8 / TILES;
-    const int column0 = part * 8 * N;
-    float sums[N][4];
-    if (column0 > first) return;
-    clear(sums);
-    multiply(sums, plain(is_q ? w.q : w.k + first), turned(w.k, column0), steps);
-    each_sum(sums, [&](int row, int column, float &sum) {
-        const int t = first + row, j = column0 + column;
-        const float since = j <= t ? expf(w.G[t] - w.G[j]) : 0.f;
-        if (is_q)
-            w.seen[row][j] = from_f32<T>(j <= t ? since * sum : 0.f);
-        else
-            w.read[j][row] = j < t ? -w.beta[t] * (since * sum) : 0.f;
-    });
-}
-
 // u of one row from r, and zeros behind it.
 template <typename T, bool SCAN> INLINE void solve_row(row_memory<T, SCAN> &w, int t)
 {
@@ -546,7 +525,19 @@ INLINE void add_rows(row_memory<T, SCAN> &w, float (&S)[N][4], T *out, const sou
                 float &r = w.r[i][first + column];
                 r = w.beta[tile_row + i] * __fsub_rn(r, sum);
             });
-        compare_rows(w, tile_row, part, is_q, steps);
+        if (16 * part <= tile_row) {
+            float products[2][4];
+            clear(products);
+            multiply(products, plain(is_q ? w.q : w.k + tile_row), turned(w.k, 16 * part), steps);
+            each_sum(products, [&](int row, int column, float &sum) {
+                const int t = tile_row + row, j = 16 * part + column;
+                const float since = j <= t ? expf(w.G[t] - w.G[j]) : 0.f;
+                if (is_q)
+                    w.seen[row][j] = from_f32<T>(j <= t ? since * sum : 0.f);
+                else
+                    w.read[j][row] = j < t ? -w.beta[t] * (since * sum) : 0.f;
+            });
+        }
     }
     __syncthreads();
     if constexpr (!SCAN)
