@@ -89,7 +89,7 @@ extern const struct backend backend_cuda; // open() fails with ST_NOT_FOUND wher
 // operations is counted by itself, device_alloc's memory by device.c.
 void device_count(struct device *dev, int64_t bytes);
 
-// Launches the first row whose `when` holds. The last one's always does.
+// Launches the first row that takes the call. The last one always does.
 void op_take_variant(struct device *dev, const struct op_variants *, const void *call);
 
 // Records the first failure of an enqueued operation.

@@ -101,8 +101,7 @@ const struct op_variant *device_variant_taken(const struct device *dev, enum op 
 void op_take_variant(struct device *dev, const struct op_variants *variants, const void *call)
 {
     const struct op_variant *row = variants->rows;
-    while (row < variants->rows + variants->n - 1 && !row->when(dev, call)) row++;
-    row->launch(dev, call);
+    while (!row->launch(dev, call)) row++;
     dev->taken[variants->op] = row; // after those of calls within
 }
 

@@ -1,5 +1,5 @@
 /* variants.h: the ways in which a backend computes an operation (ops.h). Most operations have one;
- * the others a table, of which a call takes the first row whose `when` holds.
+ * the others a table, of which a call takes the first row that takes it.
  * kernels/cuda/README.md says of each what it costs and which test holds its order; `cw-bench ops
  * --variants` prints and times them. */
 // SPDX-License-Identifier: Apache-2.0
@@ -36,9 +36,9 @@ enum op {
 };
 
 struct op_variant {
-    const char *name, *taken;                           // taken: when, in words
-    bool (*when)(struct device *dev, const void *call); // changes nothing
-    void (*launch)(struct device *dev, const void *call);
+    const char *name, *taken; // taken: when, in words
+    // False where it does not take the call; then nothing is done.
+    bool (*launch)(struct device *dev, const void *call);
 };
 struct op_variants {
     enum op op;

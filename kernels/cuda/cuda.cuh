@@ -382,14 +382,24 @@ EACH_OP(X)
 
 // ---- variants (kernels/variants.h) -------------------------------------------------------------
 
-// A row of the table of an operation whose calls are a CALL.
+// A row of the table of an operation whose calls are a CALL: LAUNCH says whether it takes one, or
+// WHEN does.
+template <typename CALL, bool (*LAUNCH)(struct device *, const CALL &)>
+constexpr op_variant variant(const char *name, const char *taken)
+{
+    return {name, taken,
+            [](struct device *dev, const void *call) { return LAUNCH(dev, *(const CALL *)call); }};
+}
 template <typename CALL, bool (*WHEN)(struct device *, const CALL &),
           void (*LAUNCH)(struct device *, const CALL &)>
 constexpr op_variant variant(const char *name, const char *taken)
 {
-    return {name, taken,
-            [](struct device *dev, const void *call) { return WHEN(dev, *(const CALL *)call); },
-            [](struct device *dev, const void *call) { LAUNCH(dev, *(const CALL *)call); }};
+    return {name, taken, [](struct device *dev, const void *call) {
+                const CALL &c = *(const CALL *)call;
+                const bool takes = WHEN(dev, c);
+                if (takes) LAUNCH(dev, c);
+                return takes;
+            }};
 }
 
 template <typename CALL> bool otherwise(struct device *, const CALL &)

@@ -768,7 +768,7 @@ static void print_row(const struct bench *b, json_t *rows, enum op op,
 static void print_op(const struct bench *b, json_t *rows, enum op op,
                      struct reading read[N_CALLS][MAX_ROWS])
 {
-    static const struct op_variant one = {"one", "always", NULL, NULL};
+    static const struct op_variant one = {"one", "always", NULL};
     const struct op_variants *variants = op_variants_of(device_kind(b->dev), op);
     const struct op_variant *row = variants ? variants->rows : &one;
     for (int n = variants ? variants->n : 1; n > 0; n--, row++) {

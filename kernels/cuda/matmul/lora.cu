@@ -805,25 +805,22 @@ static bool is_bf16(struct device *, const lora_call &c)
     return c.args->dt == DT_BF16;
 }
 
-static bool is_few(struct device *, const lora_call &c)
-{
-    const struct lora_args *l = c.args;
-    return l->dt == DT_BF16 && l->out == DT_BF16 && !l->dy && l->rows <= FEW_ROWS &&
-           l->max_rank <= FEW_RANKS && l->dropout.p <= 0.f;
-}
-
-static void few(struct device *dev, const lora_call &c)
+static bool few(struct device *dev, const lora_call &c)
 {
     const lora_args &l = *c.args;
     const auto *x = (const bf16 *)c.x;
+    if (l.dt != DT_BF16 || l.out != DT_BF16 || l.dy || l.rows > FEW_ROWS ||
+        l.max_rank > FEW_RANKS || l.dropout.p > 0.f)
+        return false;
     const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(widest_part(l), WARPS * COLUMNS), l.n_parts);
     cuda_launch(dev, "lora", l.k < LONG ? few_kernel<2> : few_kernel<4>, grid, THREADS,
                 ROWS * l.max_rank * sizeof(float), (bf16 *)c.y, x, rows_aligned(x, l, false, 8),
                 rows_aligned(x, l, false, 64), rows_aligned((bf16 *)c.y, l, true, 4), l);
+    return true;
 }
 
 static const op_variant lora_rows[] = {
-    variant<lora_call, is_few, few>(
+    variant<lora_call, few>(
         "few", "bf16 to bf16 without dropout, up to 128 rows and ranks up to 64: one kernel"),
     variant<lora_call, is_bf16, steps<bf16>>("mma", "bf16, and the gradient"),
     variant<lora_call, otherwise, steps<float>>("plain", "f32"),

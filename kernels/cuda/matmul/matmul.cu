@@ -56,7 +56,6 @@ LATE_FUNCTION(lt_GetStatusName, cublasLtGetStatusName, cublaslt, cublaslt.missin
 #define MAX_PLANS        3072 // with which their table is emptied
 #define CANDIDATES       8
 #define TIMED_OPERATIONS (1ll << 29) // of a matmul that is worth the time
-#define CHOICES          512
 
 struct plan_key { // of C(m,n) = op(A) op(B) + beta C [+ bias], row-major; align_*: log2
     int m, n, k;
@@ -362,9 +361,7 @@ static cublasStatus_t choose_algorithm(struct device *dev, struct matmul_state *
     if (found[0].state != CUBLAS_STATUS_SUCCESS) return found[0].state;
     plan->algorithm = found[0].algo;
     if (!may_be_timed(cuda_use(dev), plan, o) || take_choice(state, plan)) return st;
-    if (state->choices.size() == CHOICES ||
-        ask_library(state, plan, false, CANDIDATES, found, &n) != CUBLAS_STATUS_SUCCESS)
-        return st;
+    if (ask_library(state, plan, false, CANDIDATES, found, &n) != CUBLAS_STATUS_SUCCESS) return st;
     n += ask_for_more_tokens(state, plan, found + n);
     take_fastest(dev, plan, o, found, n);
     state->choices[choice_key(key)] = plan->algorithm;
@@ -613,60 +610,53 @@ static bool rounded_by_sums(struct device *dev, const matmul_call &c, struct mat
     return true;
 }
 
-static bool library_rounded_takes(struct device *dev, const matmul_call &c)
-{
-    const struct matmul *s = c.shape;
-    return !s->offsets && matmul_in_chunks(dev, c) &&
-           (!s->act || (may_gate(c) && s->m < MANY_ROWS));
-}
-
-static void library_rounded(struct device *dev, const matmul_call &c)
+static bool library_rounded(struct device *dev, const matmul_call &c)
 {
     struct matmul s = *c.shape;
-    s.in = DT_E4M3;
     const bool many = s.m >= MANY_ROWS && s.beta == 0;
-    if (!many && (c.bias ? rounded_by_sums<float> : rounded_by_sums<bf16>)(dev, c, s)) return;
+    if (s.offsets || !matmul_in_chunks(dev, c) || (s.act && (!may_gate(c) || s.m >= MANY_ROWS)))
+        return false;
+    s.in = DT_E4M3;
+    if (!many && (c.bias ? rounded_by_sums<float> : rounded_by_sums<bf16>)(dev, c, s)) return true;
     if (s.act)
         act_apart(dev, c);
     else if (s.beta == 0)
         rounded_by_factors(dev, c, s);
     else
         library_add(dev, c);
+    return true;
 }
 
 static const op_variant matmul_rows[] = {
-    variant<matmul_call, matmul_e4m3_takes<GATED, true>, matmul_e4m3<GATED, true>>(
+    variant<matmul_call, matmul_e4m3<GATED, true>>(
         "gated_rounded", "as few_rounded, with an act that is gated but not clamped, x not kept"),
-    variant<matmul_call, matmul_e4m3_takes<GATED, false>, matmul_e4m3<GATED, false>>(
-        "gated_e4m3", "as few_e4m3, with such an act"),
-    variant<matmul_call, matmul_few_gated_takes, matmul_few_gated>("few_gated",
-                                                                   "as few, with such an act"),
+    variant<matmul_call, matmul_e4m3<GATED, false>>("gated_e4m3", "as few_e4m3, with such an act"),
+    variant<matmul_call, matmul_few_gated>("few_gated", "as few, with such an act"),
     variant<matmul_call, is_rounded, gradient>(
         "gradient", "A a gradient in e4m3 or e5m2: rounded, then as rows in e4m3"),
-    variant<matmul_call, matmul_e4m3_takes<STORED, true>, matmul_e4m3<STORED, true>>(
+    variant<matmul_call, matmul_e4m3<STORED, true>>(
         "few_rounded",
         "A and B in e4m3, bf16 on 9.0, k a multiple of 64, n of 16; up to 128 rows, of experts "
         "any"),
-    variant<matmul_call, library_rounded_takes, library_rounded>(
+    variant<matmul_call, library_rounded>(
         "library_rounded", "as few_rounded, of more rows; up to 1,023 with such an act"),
     variant<matmul_call, has<&matmul::act>, act_apart>("act_apart",
                                                        "any act: the matmul, then that"),
-    variant<matmul_call, matmul_e4m3_takes<STORED, false>, matmul_e4m3<STORED, false>>(
+    variant<matmul_call, matmul_e4m3<STORED, false>>(
         "few_e4m3",
         "B in e4m3, bf16 on 9.0, k a multiple of 64, n of 8; up to 512 rows, 32 of each expert"),
     variant<matmul_call, is_e4m3, widened>("widened",
                                            "B in e4m3: widened, then as one of what that gives"),
-    variant<matmul_call, matmul_few_columns_takes, matmul_few_columns>(
+    variant<matmul_call, matmul_few_columns>(
         "few_columns", "ranks put columns together and map each other's memory; else as few"),
     variant<matmul_call, has<&matmul::columns>, gather_columns>("columns",
                                                                 "ranks put columns together"),
-    variant<matmul_call, matmul_few_takes, matmul_few>(
+    variant<matmul_call, matmul_few>(
         "few", "bf16 A B' on 9.0, k a multiple of 64; up to 128 rows or n odd, of experts up to 64 "
                "or 32 of each"),
-    variant<matmul_call, experts_wgmma_takes, experts_wgmma>(
+    variant<matmul_call, experts_wgmma>(
         "experts_wgmma", "experts, bf16 on 9.0, widths are multiples of 8, up to 1,024 experts"),
-    variant<matmul_call, experts_mma_takes, experts_mma>(
-        "experts_mma", "experts, bf16, widths are multiples of 8"),
+    variant<matmul_call, experts_mma>("experts_mma", "experts, bf16, widths are multiples of 8"),
     variant<matmul_call, has<&matmul::offsets>, experts_plain>("experts_plain",
                                                                "experts: f32, odd widths"),
     variant<matmul_call, adds_to_bf16, library_add>("library_add", "beta 1 to bf16"),

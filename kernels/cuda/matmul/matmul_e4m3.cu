@@ -579,10 +579,12 @@ template <epilogue END, int J, bool ROUNDED> static auto kernel_of(const e4m3_pl
                               : e4m3_kernel<END, J, 2, 2, ROUNDED>;
 }
 
-template <epilogue END, bool ROUNDED> void matmul_e4m3(struct device *dev, const matmul_call &call)
+template <epilogue END, bool ROUNDED> bool matmul_e4m3(struct device *dev, const matmul_call &call)
 {
     const struct matmul *s = call.shape;
+    if (END == GATED ? !may_gate(call) : s->act != NULL) return false;
     const e4m3_plan plan = plan_of<END, ROUNDED>(dev, call);
+    if (!plan.j) return false;
     few_args p = few_args_of<END>(call);
     CUtensorMap a_map, b_map;
     const int chunks = plan.chunks();
@@ -590,7 +592,7 @@ template <epilogue END, bool ROUNDED> void matmul_e4m3(struct device *dev, const
     if (ROUNDED) of_a = {s->m, s->k / 2, 0, 8 * plan.j, chunks};
     const boxes of_b = {(int64_t)s->n * std::max(1, p.n_experts), s->k / 2, p.apart, plan.slabs * 8,
                         chunks};
-    if (!map_of(dev, &a_map, call.a, of_a) || !map_of(dev, &b_map, call.b, of_b)) return;
+    if (!map_of(dev, &a_map, call.a, of_a) || !map_of(dev, &b_map, call.b, of_b)) return true;
     p.height = 8 * plan.j;
     p.width = 8 * plan.slabs;
     p.tiles = ceil_div(s->n, p.width);
@@ -602,19 +604,11 @@ template <epilogue END, bool ROUNDED> void matmul_e4m3(struct device *dev, const
                                       : kernel_of<END, 16, ROUNDED>(plan);
     cuda_launch(dev, "matmul of few rows with weights of e4m3", kernel, plan.grid,
                 plan.groups() * 128 + 32, plan.shared, a_map, b_map, p);
-}
-
-// ---- variants ----------------------------------------------------------------------------------
-
-template <epilogue END, bool ROUNDED>
-bool matmul_e4m3_takes(struct device *dev, const matmul_call &call)
-{
-    return (END == GATED ? may_gate(call) : !call.shape->act) && plan_of<END, ROUNDED>(dev, call).j;
+    return true;
 }
 
 #define FOR(END, ROUNDED)                                                                          \
-    template bool matmul_e4m3_takes<END, ROUNDED>(struct device *, const matmul_call &);           \
-    template void matmul_e4m3<END, ROUNDED>(struct device *, const matmul_call &);
+    template bool matmul_e4m3<END, ROUNDED>(struct device *, const matmul_call &);
 FOR(STORED, false)
 FOR(STORED, true)
 FOR(GATED, false)

@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(TILE::threads, TILE::blocks) experts_kernel(ex
 
 // ---- launches ----------------------------------------------------------------------------------
 
-// Whether rows of bf16 of any operand can be copied 16 bytes at a time.
-bool experts_mma_takes(struct device *, const matmul_call &c)
+// Whether it is of experts, and rows of bf16 of any operand can be copied 16 bytes at a time.
+static bool in_sixteens(const matmul_call &c)
 {
     const struct matmul *s = c.shape;
     return s->offsets && s->in == DT_BF16 && s->n % 8 == 0 && (s->trans_a ? s->m : s->k) % 8 == 0 &&
@@ -142,19 +142,20 @@ static void launch_tiles(struct device *dev, const matmul_call &c)
 template <int HEIGHT, bool L_ACROSS, bool R_ACROSS>
 using tensor_tile = mma_tile<HEIGHT, 128, 2, 4, 32, 4, L_ACROSS, R_ACROSS>;
 
-void experts_mma(struct device *dev, const matmul_call &c)
+bool experts_mma(struct device *dev, const matmul_call &c)
 {
     const struct matmul *s = c.shape;
     const bool tall = s->m > 64 * s->n_experts, along = s->trans_b;
-    if (s->trans_a) return launch_tiles<tensor_tile<128, true, true>, bf16, float>(dev, c);
-    with_type(c.shape->out, [&](auto u) {
+    if (!in_sixteens(c)) return false;
+    with_type(s->out, [&](auto u) {
         using U = decltype(u);
-        const auto launch = tall    ? along ? launch_tiles<tensor_tile<128, false, false>, bf16, U>
-                                            : launch_tiles<tensor_tile<128, false, true>, bf16, U>
-                               : along ? launch_tiles<tensor_tile<64, false, false>, bf16, U>
-                                    : launch_tiles<tensor_tile<64, false, true>, bf16, U>;
-        launch(dev, c);
+        (s->trans_a      ? launch_tiles<tensor_tile<128, true, true>, bf16, float>
+         : tall && along ? launch_tiles<tensor_tile<128, false, false>, bf16, U>
+         : tall          ? launch_tiles<tensor_tile<128, false, true>, bf16, U>
+         : along         ? launch_tiles<tensor_tile<64, false, false>, bf16, U>
+                         : launch_tiles<tensor_tile<64, false, true>, bf16, U>)(dev, c);
     });
+    return true;
 }
 
 template <typename T, typename U> static void launch_plain(struct device *dev, const matmul_call &c)
@@ -473,11 +474,6 @@ static tensor_boxes boxes_of(int columns, int rows, int n_matrices, int box_rows
             {64, (cuuint32_t)box_rows, 1}};
 }
 
-bool experts_wgmma_takes(struct device *dev, const matmul_call &c)
-{
-    return on_hopper(dev) && c.shape->n_experts <= MAX_EXPERTS && experts_mma_takes(dev, c);
-}
-
 template <bool L_ACROSS, bool R_ACROSS, typename U>
 static void launch_wgmma(struct device *dev, const matmul_call &c)
 {
@@ -493,11 +489,15 @@ static void launch_wgmma(struct device *dev, const matmul_call &c)
                 THREADS, wgmma_shared<L_ACROSS>, l_map, r_map, a);
 }
 
-void experts_wgmma(struct device *dev, const matmul_call &c)
+bool experts_wgmma(struct device *dev, const matmul_call &c)
 {
-    if (c.shape->trans_a) return launch_wgmma<true, true, float>(dev, c);
-    with_type(c.shape->out, [&](auto u) {
+    const struct matmul *s = c.shape;
+    if (!on_hopper(dev) || s->n_experts > MAX_EXPERTS || !in_sixteens(c)) return false;
+    with_type(s->out, [&](auto u) {
         using U = decltype(u);
-        (c.shape->trans_b ? launch_wgmma<false, false, U> : launch_wgmma<false, true, U>)(dev, c);
+        (s->trans_a   ? launch_wgmma<true, true, float>
+         : s->trans_b ? launch_wgmma<false, false, U>
+                      : launch_wgmma<false, true, U>)(dev, c);
     });
+    return true;
 }

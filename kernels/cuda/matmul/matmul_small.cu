@@ -475,20 +475,16 @@ static few_plan few_plan_of(struct device *dev, const matmul_call &call, const f
     return plan;
 }
 
-template <epilogue END> static bool takes(struct device *dev, const matmul_call &call)
-{
-    return few_plan_of<END>(dev, call, few_args_of<END>(call)).j;
-}
-
-// p: all but what the plan says.
-template <epilogue END> static void few(struct device *dev, const matmul_call &call, few_args p)
+// p: all but what the plan says. False where there is none.
+template <epilogue END> static bool few(struct device *dev, const matmul_call &call, few_args p)
 {
     const few_plan plan = few_plan_of<END>(dev, call, p);
     CUtensorMap a_map, b_map;
+    if (!plan.j) return false;
     boxes a_boxes = {p.m, p.k, 0, plan.height, plan.chunks};
     boxes b_boxes = {(int64_t)p.n * std::max(1, p.n_experts), p.k, p.apart, plan.j * 8,
                      plan.chunks};
-    if (!map_of(dev, &a_map, call.a, a_boxes) || !map_of(dev, &b_map, call.b, b_boxes)) return;
+    if (!map_of(dev, &a_map, call.a, a_boxes) || !map_of(dev, &b_map, call.b, b_boxes)) return true;
     p.height = plan.height;
     p.tiles = few_columns{END, p.n, p.apart, false}.tiles(plan.j);
     p.stages = plan.stages;
@@ -497,45 +493,32 @@ template <epilogue END> static void few(struct device *dev, const matmul_call &c
                     plan.grid, plan.groups * 128 + 32, plan.shared, a_map, b_map, p);
     };
     with_tile<END>(plan.j, launch, tile_sizes());
+    return true;
 }
 
 // ---- variants ----------------------------------------------------------------------------------
 
-bool matmul_few_takes(struct device *dev, const matmul_call &call)
+bool matmul_few(struct device *dev, const matmul_call &call)
 {
-    return (call.shape->out == DT_F32 ? takes<WIDE> : takes<STORED>)(dev, call);
+    return call.shape->out == DT_F32 ? few<WIDE>(dev, call, few_args_of<WIDE>(call))
+                                     : few<STORED>(dev, call, few_args_of<STORED>(call));
 }
 
-void matmul_few(struct device *dev, const matmul_call &call)
-{
-    if (call.shape->out == DT_F32)
-        few<WIDE>(dev, call, few_args_of<WIDE>(call));
-    else
-        few<STORED>(dev, call, few_args_of<STORED>(call));
-}
-
-bool matmul_few_columns_takes(struct device *dev, const matmul_call &call)
+bool matmul_few_columns(struct device *dev, const matmul_call &call)
 {
     const struct matmul *s = call.shape;
-    void *columns[MAX_PEERS];
-    return s->columns && s->out == DT_F32 && s->n % 2 == 0 && s->m <= MAX_ROWS &&
-           takes<WIDE>(dev, call) && comm_place_columns(s->columns, call.c, columns);
-}
-
-void matmul_few_columns(struct device *dev, const matmul_call &call)
-{
+    if (!s->columns || s->out != DT_F32 || s->n % 2 != 0 || !is_for_few(dev, call)) return false;
     few_args p = few_args_of<WIDE>(call);
-    p.peers = *comm_place_columns(call.shape->columns, call.c, (void **)p.columns);
-    few<WIDE>(dev, call, p);
-    comm_call_enqueued(call.shape->columns, "columns");
+    const peer_slots *peers = comm_place_columns(s->columns, call.c, (void **)p.columns);
+    if (!peers) return false;
+    p.peers = *peers;
+    if (!few<WIDE>(dev, call, p)) return false;
+    comm_call_enqueued(s->columns, "columns");
+    return true;
 }
 
-bool matmul_few_gated_takes(struct device *dev, const matmul_call &call)
+bool matmul_few_gated(struct device *dev, const matmul_call &call)
 {
-    return may_gate(call) && call.shape->n % 4 == 0 && takes<GATED>(dev, call);
-}
-
-void matmul_few_gated(struct device *dev, const matmul_call &call)
-{
-    few<GATED>(dev, call, few_args_of<GATED>(call));
+    return may_gate(call) && call.shape->n % 4 == 0 &&
+           few<GATED>(dev, call, few_args_of<GATED>(call));
 }
