@@ -576,14 +576,12 @@ struct ops {
     // the pool before the operation in front of this one began.
     void (*attn)(struct device *, void *out, float *lse, const void *qkv, const struct kv_view *kv,
                  int layer, const struct batch_view *, const struct attn_shape *);
-    // dqkv (whole rows: queries, keys, values) = gradient from dout.           packed batches
-    void (*attn_back)(struct device *, void *dqkv, const void *dout, const void *out,
+    // dqkv (whole rows: queries, keys, values) = gradient from dout; dsinks (n_heads) f32 += that
+    // of the shape's sinks, NULL: not wanted.                                     packed batches
+    void (*attn_back)(struct device *, void *dqkv, float *dsinks, const void *dout, const void *out,
                       const float *lse, const void *qkv, const struct batch_view *,
                       const struct attn_shape *);
 
-    // dsinks (n_heads) f32 += the gradient of the shape's sinks; rows of a packed batch.
-    void (*attn_sinks_back)(struct device *, float *dsinks, const void *dout, const void *out,
-                            const float *lse, int rows, const struct attn_shape *);
     // Of each head. With keys (rows, rank + rope): queries q (rows, n_heads, nope + rope) into the
     // absorbed form, to (rows, n_heads + 1, rank + rope), behind whose queries the key comes; keys
     // NULL: what attention gives, from (rows, n_heads, rank), out of it, to (rows, n_heads, value).

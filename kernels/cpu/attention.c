@@ -456,7 +456,26 @@ void cpu_attn(struct device *dev, void *out, float *lse, const void *qkv, const 
     run_blocks(dev, &(struct pass){qkv, kv, layer, batch, shape, .out = out, .lse = lse});
 }
 
-void cpu_attn_back(struct device *dev, void *dqkv, const void *dout, const void *out,
+// A sink's value is 0, so with w its weight in a row's softmax, the gradient of its score is w * (0
+// - dout . out).
+static void sinks_back(float *dsinks, const float *dout, const float *out, const float *lse,
+                       int rows, const struct attn_shape *shape)
+{
+    const int heads = shape->n_heads, dim = shape->head_dim;
+    const float *sinks = shape->sinks;
+#pragma omp parallel for if ((int64_t)rows * heads * dim > PARALLEL_WORK)
+    for (int h = 0; h < heads; h++) {
+        float sum = 0;
+        for (int r = 0; r < rows; r++) {
+            const int64_t at = (int64_t)r * heads + h;
+            const float inner = dot_f32(dout + at * dim, out + at * dim, dim);
+            sum = fma_f32(-exp_f32(sinks[h] - lse[at]), inner, sum);
+        }
+        dsinks[h] += sum;
+    }
+}
+
+void cpu_attn_back(struct device *dev, void *dqkv, float *dsinks, const void *dout, const void *out,
                    const float *lse, const void *qkv, const struct batch_view *batch,
                    const struct attn_shape *shape)
 {
@@ -464,6 +483,7 @@ void cpu_attn_back(struct device *dev, void *dqkv, const void *dout, const void 
     memset(dqkv, 0, (size_t)batch->n_tokens * attn_row_width(shape) * sizeof(float));
     run_blocks(dev,
                &(struct pass){qkv, NULL, 0, batch, shape, (float *)out, (float *)lse, dqkv, dout});
+    if (dsinks) sinks_back(dsinks, dout, out, lse, batch->n_tokens, shape);
 }
 
 // The heads of a row's keys, or of its values, into a slot of a pool in e4m3.
@@ -507,27 +527,5 @@ void cpu_rope_store(struct device *dev, void *qkv, const struct rope_store *stor
         const size_t bytes = (size_t)width * sizeof(float);
         memcpy((float *)kv->k + at + slot * stride, from, bytes);
         if (!latent) memcpy((float *)kv->v + at + slot * stride, from + width, bytes);
-    }
-}
-
-// ---- gradient of the sinks ---------------------------------------------------------------------
-
-// A sink's value is 0, so with w its weight in a row's softmax, the gradient of its score is w * (0
-// - dout . out).
-void cpu_attn_sinks_back(struct device *dev, float *dsinks, const void *dout, const void *out,
-                         const float *lse, int rows, const struct attn_shape *shape)
-{
-    if (!cpu_is_f32(dev, "attn_sinks_back", shape->dt)) return;
-    const int heads = shape->n_heads, dim = shape->head_dim;
-    const float *sinks = shape->sinks;
-#pragma omp parallel for if ((int64_t)rows * heads * dim > PARALLEL_WORK)
-    for (int h = 0; h < heads; h++) {
-        float sum = 0;
-        for (int r = 0; r < rows; r++) {
-            const int64_t at = (int64_t)r * heads + h;
-            const float *x = (const float *)dout + at * dim, *y = (const float *)out + at * dim;
-            sum = fma_f32(-exp_f32(sinks[h] - lse[at]), dot_f32(x, y, dim), sum);
-        }
-        dsinks[h] += sum;
     }
 }

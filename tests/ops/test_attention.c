@@ -241,10 +241,9 @@ static void attn_back_launch(struct op_test *t, void **d)
     struct attn_shape s = attn_shape_of(t->p);
     struct batch_view b = packed_view(t, d);
     s.dt = dt;
-    ops->attn_back(dev, d[AB_DQKV], d[AB_DOUT], d[AB_OUT], d[AB_LSE], d[AB_QKV], &b, &s);
     s.sinks = d[AB_SINKS];
-    if (t->p[9])
-        ops->attn_sinks_back(dev, d[AB_DSINKS], d[AB_DOUT], d[AB_OUT], d[AB_LSE], b.n_tokens, &s);
+    ops->attn_back(dev, d[AB_DQKV], t->p[9] ? d[AB_DSINKS] : NULL, d[AB_DOUT], d[AB_OUT], d[AB_LSE],
+                   d[AB_QKV], &b, &s);
 }
 
 static double attn_loss(struct op_test *t, double **v)

@@ -123,7 +123,7 @@ static float *run(const struct gradient_case *c, const struct lists *l, void *qk
     ops->attn(dev, out, lse, qkv, NULL, 0, &b, &shape);
     for (int i = 0; i < RUNS; i++) {
         device_fill(dev, dqkv, 0xff, n * e); // NaN, so that whatever is left out shows
-        ops->attn_back(dev, dqkv, dout, out, lse, qkv, &b, &shape);
+        ops->attn_back(dev, dqkv, NULL, dout, out, lse, qkv, &b, &shape);
         from_device(i ? again : first, dqkv, n * e);
         if (i > 0 && memcmp(first, again, n * e) != 0)
             fail_msg("%s on %s: run %d has other bits", c->name, device_spec(dev), i);

@@ -346,7 +346,7 @@ static bool run_attention(struct ops_bench *o, const struct operands *x)
                   o->view.packed ? NULL : &o->kv, x->turn, &o->view, &o->attn);
         break;
     case OP_attn_back:
-        ops->attn_back(dev, x->out, x->in, x->w, x->more, x->in, &o->view, &o->attn);
+        ops->attn_back(dev, x->out, NULL, x->in, x->w, x->more, x->in, &o->view, &o->attn);
         break;
     case OP_latent_matmul:
         ops->latent_matmul(dev, x->out, x->in, o->call->form == FORWARD ? x->more : NULL, x->w,

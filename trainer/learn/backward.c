@@ -727,12 +727,9 @@ static void attend_back(struct backward *b, int l, const struct batch_view *batc
     if (c->attn_gate) m->ops->gate(m->dev, m->attn_out, &gate);
     matrix_back(b, b->dattn, dout, c->attn_gate ? m->attn_out : tape->attn, rows, ROLE_O, l, false);
     if (c->attn_gate) m->ops->gate_back(m->dev, b->dattn, m->gate, b->dattn, &gate);
-    if (g->sinks)
-        m->ops->attn_sinks_back(m->dev, g->sinks, b->dattn, tape->attn, tape->lse, rows,
-                                &m->attn[l]);
     if (layer->latent.rank == 0) {
-        m->ops->attn_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
-                          &m->attn[l]);
+        m->ops->attn_back(m->dev, b->dqkv, g->sinks, b->dattn, tape->attn, tape->lse, tape->qkv,
+                          batch, &m->attn[l]);
         share_back(b, l, rows);
         if (!c->qk_norm_late) model_rotate(m, l, b->dqkv, batch, -1.0f);
         if (c->qk_norm) heads_norm_back(b, l, rows, tape);

@@ -98,7 +98,7 @@ void latent_back(struct backward *b, int l, const struct batch_view *batch,
     m->ops->latent_expand(m->dev, s->qkv, tape->latent.q, s->kv, tape->latent.keys, &shape, false);
     pad_rows(m, s->out, attn.head_dim, tape->attn, shape.value, heads);
     pad_rows(m, s->dout, attn.head_dim, b->dattn, shape.value, heads);
-    m->ops->attn_back(m->dev, b->dqkv, s->dout, s->out, tape->lse, s->qkv, batch, &attn);
+    m->ops->attn_back(m->dev, b->dqkv, NULL, s->dout, s->out, tape->lse, s->qkv, batch, &attn);
     m->ops->latent_expand(m->dev, b->dqkv, s->dout, s->kv, s->dkeys, &shape, true);
     model_latent_rotate(m, l, (char *)s->dout + (size_t)shape.nope * e, shape.n_heads, dim, batch,
                         -1.0f);

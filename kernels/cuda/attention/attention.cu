@@ -473,30 +473,6 @@ static const op_variant back_rows[] = {
 };
 const struct op_variants attn_back_variants = {OP_attn_back, 3, back_rows};
 
-void cuda_attn_back(struct device *dev, void *dqkv, const void *dout, const void *out,
-                    const float *lse, const void *qkv, const struct batch_view *batch,
-                    const struct attn_shape *shape)
-{
-    if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
-    const int64_t n = (int64_t)batch->n_tokens * shape->n_heads, delta_floats = (n + 63) / 64 * 64;
-    attn_call call = {batch, shape, qkv, NULL, const_cast<float *>(lse)};
-    call.dqkv = dqkv;
-    call.dout = dout;
-    if (shape->dt == DT_BF16) call.n_parts = attn_parts(dev, batch->n_tokens, shape->n_kv_heads);
-    const int64_t parts = call.n_parts * attn_part_rows(batch->n_tokens) * part_width(shape);
-    call.delta = (float *)cuda_workspace(dev, (delta_floats + parts) * sizeof(float));
-    if (!call.delta) return;
-    call.parts = call.delta + delta_floats;
-    const bool in_fours =
-        shape->head_dim % 4 == 0 && aligned(4 * dtype_size(shape->dt), {dout, out}, {});
-    with_type(shape->dt, [&](auto t) {
-        using T = decltype(t);
-        cuda_launch(dev, "attention gradient", in_fours ? delta_kernel<T, 4> : delta_kernel<T, 1>,
-                    ceil_div(n, WARPS), WARPS * 32, 0, call.delta, dout, out, n, shape->head_dim);
-    });
-    op_take_variant(dev, &attn_back_variants, &call);
-}
-
 // ---- gradient of the sinks ---------------------------------------------------------------------
 
 // kernels/cpu/attention.c has the formula. A block has a head and walks the rows, one a warp; each
@@ -528,10 +504,30 @@ __global__ void __launch_bounds__(SINK_WARPS * 32)
     if (lane == 0) dsinks[h] += sum;
 }
 
-void cuda_attn_sinks_back(struct device *dev, float *dsinks, const void *dout, const void *out,
-                          const float *lse, int rows, const struct attn_shape *s)
+void cuda_attn_back(struct device *dev, void *dqkv, float *dsinks, const void *dout,
+                    const void *out, const float *lse, const void *qkv,
+                    const struct batch_view *batch, const struct attn_shape *shape)
 {
-    if (rows <= 0) return;
-    launch_typed(s->dt, dev, "attn_sinks_back", sinks_back_kernel, s->n_heads, SINK_WARPS * 32, 0,
-                 dsinks, dout, out, lse, s->sinks, rows, s->n_heads, s->head_dim);
+    if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
+    const int64_t n = (int64_t)batch->n_tokens * shape->n_heads, delta_floats = (n + 63) / 64 * 64;
+    attn_call call = {batch, shape, qkv, NULL, const_cast<float *>(lse)};
+    call.dqkv = dqkv;
+    call.dout = dout;
+    if (shape->dt == DT_BF16) call.n_parts = attn_parts(dev, batch->n_tokens, shape->n_kv_heads);
+    const int64_t parts = call.n_parts * attn_part_rows(batch->n_tokens) * part_width(shape);
+    call.delta = (float *)cuda_workspace(dev, (delta_floats + parts) * sizeof(float));
+    if (!call.delta) return;
+    call.parts = call.delta + delta_floats;
+    const bool in_fours =
+        shape->head_dim % 4 == 0 && aligned(4 * dtype_size(shape->dt), {dout, out}, {});
+    with_type(shape->dt, [&](auto t) {
+        using T = decltype(t);
+        cuda_launch(dev, "attention gradient", in_fours ? delta_kernel<T, 4> : delta_kernel<T, 1>,
+                    ceil_div(n, WARPS), WARPS * 32, 0, call.delta, dout, out, n, shape->head_dim);
+    });
+    op_take_variant(dev, &attn_back_variants, &call);
+    if (dsinks)
+        launch_typed(shape->dt, dev, "attention gradient", sinks_back_kernel, shape->n_heads,
+                     SINK_WARPS * 32, 0, dsinks, dout, out, lse, shape->sinks, batch->n_tokens,
+                     shape->n_heads, shape->head_dim);
 }
