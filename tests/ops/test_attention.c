@@ -208,7 +208,7 @@ static void attn_packed_reference(struct op_test *t, double **v)
     packed_formula(t, AP_INDEX, t->a[AP_OUT].expect, t->a[AP_LSE].expect, v[AP_QKV], v[AP_SINKS]);
 }
 
-OP(attn_packed, "attn_packed");
+OP(attn_packed, "attn, packed");
 
 enum { AB_INDEX, AB_DQKV = 6, AB_DOUT, AB_OUT, AB_LSE, AB_QKV, AB_SINKS, AB_DSINKS };
 
@@ -253,7 +253,7 @@ static double attn_loss(struct op_test *t, double **v)
     return dot(v[AB_DOUT], out, t->a[AB_OUT].n);
 }
 
-OP_BACK(attn_back, "attn_packed_back", attn_loss);
+OP_BACK(attn_back, "attn_back", attn_loss);
 
 /* Paged: sequences with a context and some rows at its end (layout 0: decode, 1: chunks of
  * prefill), the last one padding. Layer 1 of a pool of two layers; blocks in random order.
@@ -406,7 +406,7 @@ static void attn_paged_reference(struct op_test *t, double **v)
         }
 }
 
-OP(attn_paged, "attn_paged");
+OP(attn_paged, "attn, paged");
 
 static const struct op_case cases[] = {
     {&op_rope, "5 rows 3 x 8", {5, 3, 8, 8, 8, 1}, false},

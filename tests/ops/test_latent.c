@@ -61,7 +61,7 @@ static void query_reference(struct op_test *t, double **v)
     }
 }
 
-OP(query, "latent_query");
+OP(query, "latent_matmul, queries");
 
 // ---- and out of it ------------------------------------------------------------------------------
 enum { V_OUT, V_O, V_W };
@@ -93,7 +93,7 @@ static void value_reference(struct op_test *t, double **v)
     }
 }
 
-OP(value, "latent_value");
+OP(value, "latent_matmul, values");
 
 // ---- the expanded form --------------------------------------------------------------------------
 enum { E_QKV, E_Q, E_KV, E_KEYS };
@@ -183,7 +183,7 @@ static void expand_back_reference(struct op_test *t, double **v)
         if (i % width < s.rank) t->a[B_DKEYS].expect[i] = v[B_DKEYS][i];
 }
 
-OP(expand_back, "latent_expand_back");
+OP(expand_back, "latent_expand, back");
 
 static const struct op_case cases[] = {
     // rows heads nope rope rank value

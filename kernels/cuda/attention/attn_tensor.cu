@@ -400,10 +400,15 @@ int64_t attn_parts_rows(struct device *dev, int n_tokens, int n_kv_heads)
     return most;
 }
 
+// All that a block has of shared memory, its infos as well. Of compute capability 8.6 and 8.9,
+// which have 99 KiB, wide heads go to the plain kernels, which say so where they do not fit either.
+template <int HD, int N>
+constexpr size_t back_room = back_shared<HD, N>() + 2 * N * sizeof(row_info);
+
 bool attn_mma_back_takes(struct device *dev, const attn_call &c)
 {
     const int dims = c.shape->head_dim;
-    const size_t shared = dims <= 192 ? back_shared<192, 32>() : back_shared<256, 16>();
+    const size_t shared = dims <= 192 ? back_room<192, 32> : back_room<256, 16>;
     return attn_mma_takes(dev, c) && aligned(16, {c.dqkv, c.dout}, {}) &&
            (dims <= 128 || shared <= (size_t)cuda_use(dev)->max_shared);
 }

@@ -676,7 +676,7 @@ static void outer(struct device *dev, float *, const float *x, const float *h, i
 {
     const dim3 grid(ceil_div(B ? widest_part(l) : l.k, 32),
                     ceil_div(l.max_rank, PLAIN_RANKS * THREADS / 32), n);
-    cuda_launch(dev, "lora_back", plain_outer_kernel<B>, grid, THREADS, 0, x, h, part0, l);
+    cuda_launch(dev, "lora", plain_outer_kernel<B>, grid, THREADS, 0, x, h, part0, l);
 }
 template <bool B>
 static void outer(struct device *dev, float *sums, const bf16 *x, const float *h, int part0, int n,
@@ -686,9 +686,9 @@ static void outer(struct device *dev, float *sums, const bf16 *x, const float *h
     const int slices = lora_slices(l.rows, l.max_rank);
     const dim3 grid(ceil_div(columns, COLUMNS), n, ceil_div(l.max_rank, RANKS) * slices);
     const bool full = rows_aligned(x, l, B, COLUMNS);
-    cuda_launch(dev, "lora_back", full ? mma_outer_kernel<B, true> : mma_outer_kernel<B, false>,
-                grid, OUTER_THREADS, 0, sums, slices, x, h, part0, rows_aligned(x, l, B, 8), l);
-    cuda_launch(dev, "lora_back", mma_outer_add_kernel<B>,
+    cuda_launch(dev, "lora", full ? mma_outer_kernel<B, true> : mma_outer_kernel<B, false>, grid,
+                OUTER_THREADS, 0, sums, slices, x, h, part0, rows_aligned(x, l, B, 8), l);
+    cuda_launch(dev, "lora", mma_outer_add_kernel<B>,
                 dim3(ceil_div(columns * l.max_rank, THREADS), n), THREADS, 0, sums, slices, part0,
                 l);
 }
