@@ -1,4 +1,5 @@
-/* test_rows.c: operations that move, add, convert or sum rows of memory. */
+/* test_rows.c: operations that move, add, convert or sum rows of memory; and, of many operations,
+ * calls of nothing. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/e4m3.h"
 #include "tests/support/op_table.h"
@@ -371,6 +372,87 @@ ON_EACH_DEVICE(random_numbers)
                 fail_msg("number %d is %.9g, want %.9g", i, x, want);
         }
     }
+}
+
+// Of rows, or numbers, that are none: one piece of memory stands for all arrays.
+static void nothing_of_rows(void *x)
+{
+    const struct gate_args gate = {x, x, 0, 8, 8, GATE_SILU, dt, 8};
+    const struct rope_args rope = {x, x, 0, 2, 8, 8, 16, 1, false, dt};
+    const struct norm_args norm = {.x = x, .w = x, .rstd = x};
+    const struct norm_shape norms = {NORM_RMS, 0, 8, 1, 8, 1e-6f, dt, false};
+    const struct attn_shape heads = {.n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .dt = dt};
+    const struct act_shape act = {0, 8, ACT_SILU, true, dt, 0, 0};
+    ops->gather_rows(dev, x, x, &(struct gather_args){x, 0, 8, 1, dt, 0, 0});
+    ops->scatter_add_rows(dev, x, x, &(struct scatter_args){x, x, 0, 8, 1, dt, DT_F32, 0, 0});
+    ops->norm(dev, x, &norm, &norms);
+    ops->norm_back(dev, x, NULL, NULL, x, &norm, &norms, false);
+    ops->rope(dev, x, &rope);
+    ops->kv_round(dev, x, &(struct kv_heads){0, 1, 8, 8, dt});
+    ops->split_gate(dev, x, x, x, 0, &heads, false);
+    ops->gate(dev, x, &gate);
+    ops->gate_back(dev, x, x, x, &gate);
+    ops->act(dev, x, x, &act);
+    ops->act_back(dev, x, x, x, x, &act);
+    ops->multiply(dev, x, x, 0, dt);
+    ops->add(dev, x, x, 0, 1, dt);
+    ops->column_sum(dev, x, x, NULL, &(struct expert_rows){0, 1, 8, dt});
+    ops->convert(dev, x, DT_F32, x, DT_F32, 0);
+    ops->softcap(dev, x, 0, 1, 1);
+    ops->softcap_back(dev, x, x, 0, 1, 1);
+    ops->random_normal(dev, x, 0, 1, 0, 0, dt);
+}
+
+static void nothing_of_logits(void *x)
+{
+    const struct head_args head = {x, x, 0, 8, 1};
+    const struct head_grads grads = {.dlogprob = x, .lse = x};
+    const struct distill_args pair = {x, x, 0, 8, 8, 1, 0.5f, 1, NULL, false, NULL};
+    ops->logprob(dev, x, x, x, &head);
+    ops->logprob_back(dev, x, &grads, &head, dt);
+    ops->top_logprobs(dev, x, 2, &head);
+    ops->adjust_logits(dev, x, x, x, x, 0, 8, false);
+    ops->mask_logits(dev, x, NULL, x, 0, 8);
+    ops->distill(dev, x, x, x, &pair, dt);
+}
+
+// Rows that are none, experts that are none, and (x: zeros) experts of which none has a row.
+static void nothing_of_experts(void *x, const int32_t *zeros)
+{
+    const struct moe_routing routing = {x, x, x, x, x};
+    const struct moe_shape moe = {.n_experts = 2, .top_k = 1, .width = 8, .dt = dt};
+    struct matmul m = {0, 8, 64, .trans_b = true, .in = dt, .out = dt, .offsets = zeros};
+    ops->moe_route_back(dev, x, x, x, &routing, &moe);
+    ops->moe_balance(dev, x, x, x, &routing, &moe);
+    ops->moe_balance_back(dev, x, x, x, &moe, 1);
+    ops->moe_combine(dev, x, x, x, x, &moe, false);
+    ops->moe_combine_back(dev, x, x, x, x, &routing, &moe);
+    ops->experts_bias(dev, x, x, zeros, &(struct expert_rows){0, 2, 8, dt});
+    for (int experts = 0; experts <= 2; experts += 2)
+        for (int rows = 0; rows <= 3; rows += 3) {
+            m.m = rows;
+            m.n_experts = experts;
+            ops->matmul(dev, x, x, x, NULL, &m);
+            ops->column_sum(dev, x, x, zeros, &(struct expert_rows){rows, experts, 8, dt});
+            ops->matmul(dev, x, x, x, NULL,
+                        &(struct matmul){8, 8, rows, .trans_a = true, .beta = 1, .in = dt,
+                                         .out = DT_F32, .offsets = zeros, .n_experts = experts});
+        }
+}
+
+// A call of nothing is no failure, and writes nothing.
+ON_EACH_DTYPE(nothing)
+{
+    enum { BYTES = 1 << 16 };
+    static const int32_t zeros[3];
+    char *host = memset(op_host(BYTES), 0x3c, BYTES), *after = op_host(BYTES); // small numbers
+    void *x = to_device(host, BYTES), *offsets = to_device(zeros, sizeof zeros);
+    nothing_of_rows(x);
+    nothing_of_logits(x);
+    nothing_of_experts(x, offsets);
+    sync_or_fail();
+    from_device(after, x, BYTES);
+    assert_memory_equal(after, host, BYTES);
 }
 
 OP_TESTS(cases)
