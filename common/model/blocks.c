@@ -77,14 +77,12 @@ static void latent_queries(struct model *m, int l, const struct batch_view *batc
                            const struct latent_rows *to)
 {
     const struct layer_config *c = &m->config->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l];
     const int rows = batch->n_tokens, q_rank = c->latent.q_rank;
     if (q_rank > 0) {
         const struct norm_shape norm = model_latent_norm(m, rows, q_rank, q_rank);
+        const struct norm_args of_q = model_norm(m, ROLE_Q_A_NORM, l, to->q_a, to->rstd_q);
         model_linear(m, to->q_a, m->normed, rows, &(struct linear){ROLE_Q_A, l, .out = m->dt});
-        m->ops->norm(m->dev, m->q_a_normed,
-                     &(struct norm_args){.x = to->q_a, .w = w->q_a_norm, .rstd = to->rstd_q},
-                     &norm);
+        m->ops->norm(m->dev, m->q_a_normed, &of_q, &norm);
         model_linear(m, to->q, m->q_a_normed, rows, &(struct linear){ROLE_Q_B, l, .out = m->dt});
     } else {
         model_linear(m, to->q, m->normed, rows, &(struct linear){ROLE_Q, l, .out = m->dt});
@@ -97,15 +95,14 @@ static void latent_keys(struct model *m, int l, const struct batch_view *batch,
                         const struct latent_rows *to)
 {
     const struct layer_config *c = &m->config->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l];
     const int rows = batch->n_tokens, rank = c->latent.rank, width = layer_latent_width(c);
     const struct norm_shape norm = model_latent_norm(m, rows, rank, width);
+    const struct norm_args of_keys = model_norm(m, ROLE_KV_A_NORM, l, to->keys, to->rstd_kv);
     void *raw = to->kv_a ? to->kv_a : to->keys;
     model_linear(m, raw, m->normed, rows, &(struct linear){ROLE_KV_A, l, .out = m->dt});
     if (raw != to->keys)
         device_copy(m->dev, to->keys, raw, (size_t)rows * (size_t)width * dtype_size(m->dt));
-    m->ops->norm(m->dev, to->keys,
-                 &(struct norm_args){.x = to->keys, .w = w->kv_a_norm, .rstd = to->rstd_kv}, &norm);
+    m->ops->norm(m->dev, to->keys, &of_keys, &norm);
     model_latent_rotate(m, l, element(m, to->keys, rank), 1, width, batch, 1.0f);
     if (batch->packed) model_round_kv(m, to->keys, rows, 1, width, width);
 }
@@ -163,14 +160,13 @@ struct delta_layer model_delta_layer(const struct model *m, int l, const struct 
         .out = out,
         .before = {in + 2 * value, in, rows, width, stride, GATE_LINEAR, m->dt, stride},
         .conv = {is_conv ? m->gate : in + (s.is_scan ? value : 0), is_conv ? width : stride,
-                 w->delta_conv, *batch, w->delta_conv_bias},
-        .rule = {m->qkv, s.is_scan ? steps : gates, w->delta_a_log, w->delta_dt_bias, *batch,
-                 stride, w->delta_skip},
+                 w->at[ROLE_DELTA_CONV], *batch, w->at[ROLE_DELTA_CONV_BIAS]},
+        .rule = {m->qkv, s.is_scan ? steps : gates, w->at[ROLE_DELTA_A_LOG],
+                 w->at[ROLE_DELTA_DT_BIAS], *batch, stride, w->at[ROLE_DELTA_SKIP]},
         .behind = {gated, in + behind, rows, width, stride, is_conv ? GATE_LINEAR : GATE_SILU,
                    m->dt, width},
-        .norm = {.x = s.is_scan ? m->gate : out,
-                 .w = w->delta_norm,
-                 .rstd = tape ? tape->rstd_delta : NULL},
+        .norm = model_norm(m, ROLE_DELTA_NORM, l, s.is_scan ? m->gate : out,
+                           tape ? tape->rstd_delta : NULL),
         .heads = {NORM_RMS, rows * n, width / n, n, width, m->config->norm_eps, m->dt, s.is_scan}};
 }
 
@@ -346,11 +342,6 @@ const void *experts_input(struct model *m, int l, int rows)
     return m->latent_in;
 }
 
-struct norm_args model_beside_norm(const void *w, const void *x, const struct layer_tape *tape)
-{
-    return (struct norm_args){.x = x, .w = w, .rstd = tape ? tape->rstd2 : NULL};
-}
-
 float model_router_scale(const struct model *m)
 {
     return m->config->experts_beside ? 1 / sqrtf((float)m->config->hidden) : 1;
@@ -372,7 +363,7 @@ struct gate_args model_expert_gate(const struct model *m, int l, const struct mo
 
 float *model_expert_weights(struct model *m, int l, const struct moe_routing *r, int rows)
 {
-    const void *scale = m->weights->layers[l].expert_scale;
+    const void *scale = m->weights->layers[l].at[ROLE_EXPERT_SCALE];
     const int a = rows * m->config->layers[l].moe.top_k;
     const struct gate_args gate = model_expert_gate(m, l, r, rows);
     float *scales = m->expert_scales, *weights = scales + a;
@@ -415,15 +406,15 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, co
                   second = model_experts_shape(m, a, &down, &own, false);
     const struct act_shape act = model_act_shape(m, a, inner);
 
-    const struct norm_args of_router = model_beside_norm(w->router_norm, x, tape),
-                           of_experts = model_beside_norm(w->experts_norm, x, tape);
+    const struct norm_args of_router = model_branch_norm(m, ROLE_ROUTER_NORM, l, x, tape),
+                           of_experts = model_branch_norm(m, ROLE_EXPERTS_NORM, l, x, tape);
 
-    if (w->router_norm) model_normalise(m, m->normed, rows, &of_router);
+    if (of_router.w) model_normalise(m, m->normed, rows, &of_router);
     model_linear(m, logits, m->normed, rows, &(struct linear){ROLE_ROUTER, l, .out = DT_F32});
-    if (w->router_norm)
+    if (of_router.w)
         m->ops->softcap(m->dev, logits, (int64_t)rows * shape.n_experts, 0, model_router_scale(m));
-    m->ops->moe_route(m->dev, routing, logits, w->router_bias, &shape);
-    if (w->experts_norm) model_normalise(m, m->normed, rows, &of_experts);
+    m->ops->moe_route(m->dev, routing, logits, w->at[ROLE_ROUTER_BIAS], &shape);
+    if (of_experts.w) model_normalise(m, m->normed, rows, &of_experts);
     m->ops->gather_rows(m->dev, m->expert_in, experts_input(m, l, rows),
                         &(struct gather_args){routing->row, a, shape.width, 1.0f, m->dt, 0, 0});
     const void *in = model_rounded(m, m->expert_in, &up, &first);

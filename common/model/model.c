@@ -442,24 +442,22 @@ void model_normalise(struct model *m, void *y, int rows, const struct norm_args 
         copy_rows(m, y, args->x, rows, m->config->hidden);
 }
 
-struct norm_args model_attn_norm(const struct layer_weights *w, const void *x,
-                                 const struct layer_tape *tape)
+struct norm_args model_norm(const struct model *m, enum tensor_role role, int l, const void *x,
+                            float *rstd)
 {
-    return (struct norm_args){.x = x,
-                              .w = w->attn_norm,
-                              .b = w->attn_norm_bias,
-                              .rstd = tape ? tape->rstd1 : NULL,
-                              .mean = tape ? tape->mean1 : NULL};
+    const struct weight_matrix w = weights_matrix(m->weights, role, l);
+    return (struct norm_args){.x = x, .w = w.w, .b = w.bias, .rstd = rstd};
 }
 
-struct norm_args model_mlp_norm(const struct layer_weights *w, const void *x,
-                                const struct layer_tape *tape)
+struct norm_args model_branch_norm(const struct model *m, enum tensor_role role, int l,
+                                   const void *x, const struct layer_tape *tape)
 {
-    return (struct norm_args){.x = x,
-                              .w = w->mlp_norm,
-                              .b = w->mlp_norm_bias,
-                              .rstd = tape ? tape->rstd2 : NULL,
-                              .mean = tape ? tape->mean2 : NULL};
+    const bool first = role == ROLE_ATTN_NORM;
+    struct norm_args args = model_norm(m, role, l, x, NULL);
+    if (!tape) return args;
+    args.rstd = first ? tape->rstd1 : tape->rstd2;
+    args.mean = first ? tape->mean1 : tape->mean2;
+    return args;
 }
 
 // m->normed, for a matrix of layer l: where that wants rows in e4m3 these are in m->codes as well,
@@ -512,13 +510,14 @@ void model_own_heads(struct model *m, void *x, void *all, const struct heads *h)
                    (size_t)of * head, (size_t)n * head, (size_t)h->rows);
 }
 
-// The norm of a row's whole queries, or keys, of which ranks hold parts.
-static void normalise_all_heads(struct model *m, void *x, const void *w, float *rstd,
+// The norm of a row's whole queries, or keys, of which ranks hold parts, in place of theirs.
+static void normalise_all_heads(struct model *m, void *x, const struct norm_args *own,
                                 const struct heads *h)
 {
     const struct norm_shape shape = model_all_heads(m, m->all_heads, x, h);
-    m->ops->norm(m->dev, m->all_heads, &(struct norm_args){.x = m->all_heads, .w = w, .rstd = rstd},
-                 &shape);
+    struct norm_args args = *own;
+    args.x = m->all_heads;
+    m->ops->norm(m->dev, m->all_heads, &args, &shape);
     model_own_heads(m, x, m->all_heads, h);
 }
 
@@ -527,15 +526,14 @@ static void normalise_heads(struct model *m, int l, void *qkv, const struct laye
                             int rows)
 {
     const struct layer_config *layer = &m->config->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l];
     const struct norm_shape q = model_heads_shape(m, l, rows, layer->n_heads);
     const struct norm_shape k = model_heads_shape(m, l, rows, layer->n_kv_heads);
     void *keys = (char *)qkv + (size_t)layer_q_width(layer) * dtype_size(m->dt);
-    const struct norm_args of_q = {.x = qkv, .w = w->q_norm, .rstd = tape ? tape->rstd_q : NULL};
-    const struct norm_args of_k = {.x = keys, .w = w->k_norm, .rstd = tape ? tape->rstd_k : NULL};
+    const struct norm_args of_q = model_norm(m, ROLE_Q_NORM, l, qkv, tape ? tape->rstd_q : NULL);
+    const struct norm_args of_k = model_norm(m, ROLE_K_NORM, l, keys, tape ? tape->rstd_k : NULL);
     if (m->all_heads) {
-        normalise_all_heads(m, qkv, w->q_norm, of_q.rstd, &(struct heads){l, rows, false, false});
-        normalise_all_heads(m, keys, w->k_norm, of_k.rstd, &(struct heads){l, rows, true, false});
+        normalise_all_heads(m, qkv, &of_q, &(struct heads){l, rows, false, false});
+        normalise_all_heads(m, keys, &of_k, &(struct heads){l, rows, true, false});
         return;
     }
     m->ops->norm(m->dev, qkv, &of_q, &q);
@@ -741,12 +739,13 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     const bool delta = layer->delta.n_heads > 0;
     const int rows = batch->n_tokens;
 
-    const bool rounded = normalise_for(m, ROLE_QKV, l, rows, model_attn_norm(w, x, tape));
+    const bool rounded =
+        normalise_for(m, ROLE_QKV, l, rows, model_branch_norm(m, ROLE_ATTN_NORM, l, x, tape));
     if (delta) delta_attention(m, l, batch, kv, tape);
     struct branch o = {delta ? ROLE_DELTA_OUT : ROLE_O,
                        l,
                        delta ? m->attn_out : attend(m, l, batch, kv, tape, rounded),
-                       w->post_attn_norm,
+                       w->at[ROLE_POST_ATTN_NORM],
                        tape ? tape->attn_proj : NULL,
                        tape ? tape->rstd_post1 : NULL,
                        .whole = false};
@@ -763,22 +762,20 @@ static void beside_block(struct model *m, int l, int rows, struct layer_tape *ta
     const size_t bytes = (size_t)n * dtype_size(m->dt);
     void *own = tape ? tape->shared_out : m->beside, *theirs = tape ? tape->experts_sum : m->block,
          *sum = tape ? tape->mlp_proj : m->beside;
+    const struct norm_args of_own = model_norm(m, ROLE_POST_SHARED_NORM, l, own,
+                                               tape ? tape->rstd_shared : NULL),
+                           of_theirs = model_norm(m, ROLE_POST_EXPERTS_NORM, l, theirs,
+                                                  tape ? tape->rstd_experts : NULL);
     const struct branch end = {
-        .norm = w->post_mlp_norm, .rstd = tape ? tape->rstd_post2 : NULL, .whole = true};
+        .norm = w->at[ROLE_POST_MLP_NORM], .rstd = tape ? tape->rstd_post2 : NULL, .whole = true};
     device_fill(m->dev, own, 0, bytes);
     shared_block(m, l, rows, tape, own);
     model_sum_mlp(m, l, own, (size_t)n, m->dt);
     device_fill(m->dev, theirs, 0, bytes);
     experts_block(m, l, rows, tape, mid, theirs);
     model_sum_mlp(m, l, theirs, (size_t)n, m->dt);
-    model_normalise(m, sum, rows,
-                    &(struct norm_args){.x = own,
-                                        .w = w->post_shared_norm,
-                                        .rstd = tape ? tape->rstd_shared : NULL});
-    model_normalise(m, m->block, rows,
-                    &(struct norm_args){.x = theirs,
-                                        .w = w->post_experts_norm,
-                                        .rstd = tape ? tape->rstd_experts : NULL});
+    model_normalise(m, sum, rows, &of_own);
+    model_normalise(m, m->block, rows, &of_theirs);
     m->ops->add(m->dev, sum, m->block, n, 1.0f, m->dt);
     add_projected(m, rows, &end, sum, mid, x_out);
 }
@@ -794,7 +791,8 @@ void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, const 
     struct linear in = {ROLE_GATE_UP, l, .out = m->dt};
 
     if (!c->parallel_block)
-        in.rounded = normalise_for(m, ROLE_GATE_UP, l, rows, model_mlp_norm(w, mid, tape));
+        in.rounded = normalise_for(m, ROLE_GATE_UP, l, rows,
+                                   model_branch_norm(m, ROLE_MLP_NORM, l, mid, tape));
     if (c->experts_beside) {
         beside_block(m, l, rows, tape, mid, x_out);
         return;
@@ -814,7 +812,7 @@ void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, const 
     struct branch down = {ROLE_DOWN,
                           l,
                           m->act,
-                          w->post_mlp_norm,
+                          w->at[ROLE_POST_MLP_NORM],
                           tape ? tape->mlp_proj : NULL,
                           tape ? tape->rstd_post2 : NULL,
                           .whole = false};
@@ -837,7 +835,7 @@ static void own_block(struct model *m, int l, int rows, const struct tape *tape,
     const struct branch out = {ROLE_LAYER_OUT,
                                l,
                                m->own_act,
-                               m->weights->layers[l].post_layer_norm,
+                               m->weights->layers[l].at[ROLE_POST_LAYER_NORM],
                                lt ? lt->own_proj : NULL,
                                lt ? lt->rstd_own : NULL,
                                .whole = true};
@@ -854,7 +852,7 @@ static void *run_layer(struct model *m, int l, const struct batch_view *batch,
     void *x_out = !tape ? x : l + 1 < m->config->n_layers ? lt[1].x : tape->x_final;
     void *x_mid = !layer_has_mlp(layer) ? x_out : tape ? lt->x_mid : x;
     m->row_adapter = batch->adapter;
-    m->attn[l].sinks = m->weights->layers[l].sinks;
+    m->attn[l].sinks = m->weights->layers[l].at[ROLE_SINKS];
     const bool own = m->config->layer_input > 0;
     void *x_own = own && tape ? lt->x_own : x_out;
     if (layer_mixes(layer)) attention_block(m, l, batch, kv, lt, x, x_mid);
@@ -862,7 +860,7 @@ static void *run_layer(struct model *m, int l, const struct batch_view *batch,
     if (layer_has_mlp(layer)) mlp_block(m, l, batch->n_tokens, lt, x_mid, x_own);
     if (own) own_block(m, l, batch->n_tokens, tape, x_own, x_out);
     if (m->config->layer_scale)
-        m->ops->multiply(m->dev, x_out, m->weights->layers[l].layer_scale,
+        m->ops->multiply(m->dev, x_out, m->weights->layers[l].at[ROLE_LAYER_SCALE],
                          (int64_t)batch->n_tokens * m->config->hidden, m->dt);
     return x_out;
 }
@@ -878,10 +876,10 @@ static void layer_inputs(struct model *m, const void *x, const struct batch_view
               held = config_layer_vocab_rows(c);
     const int64_t n = (int64_t)rows * width;
     void *to = first ? first->inputs : m->inputs, *raw = first ? first->inputs_raw : m->inputs_in;
-    const struct norm_args norm = {
-        .x = raw, .w = m->weights->layer_input_norm, .rstd = first ? first->rstd_inputs : NULL};
+    const struct norm_args norm =
+        model_norm(m, ROLE_LAYER_INPUT_NORM, 0, raw, first ? first->rstd_inputs : NULL);
     const struct norm_shape shape = model_inputs_norm(m, rows);
-    m->ops->gather_rows(m->dev, to, m->weights->layer_embed,
+    m->ops->gather_rows(m->dev, to, m->weights->at[ROLE_LAYER_EMBED],
                         &(struct gather_args){batch->tokens, rows, width, model_inputs_scale(m),
                                               m->dt, c->shard.rank * held, held});
     comm_all_reduce(m->comm, to, (size_t)n, m->dt);
@@ -893,7 +891,7 @@ static void layer_inputs(struct model *m, const void *x, const struct batch_view
 void model_embed(struct model *m, void *x, const struct batch_view *batch)
 {
     const struct model_config *c = m->config;
-    m->ops->gather_rows(m->dev, x, m->weights->embed,
+    m->ops->gather_rows(m->dev, x, m->weights->at[ROLE_EMBED],
                         &(struct gather_args){batch->tokens, batch->n_tokens, c->hidden,
                                               model_embed_scale(m), m->dt,
                                               config_first_vocab_row(c),
@@ -906,10 +904,9 @@ void model_embed(struct model *m, void *x, const struct batch_view *batch)
 // has the embeddings.
 static void mtp_input(struct model *m, void *x, int rows)
 {
-    const struct weights *w = m->weights;
     const size_t width = (size_t)m->config->hidden * dtype_size(m->dt);
-    const struct norm_args halves[] = {{.x = x, .w = w->mtp_embed_norm},
-                                       {.x = m->hidden_in, .w = w->mtp_hidden_norm}};
+    const struct norm_args halves[] = {model_norm(m, ROLE_MTP_EMBED_NORM, 0, x, NULL),
+                                       model_norm(m, ROLE_MTP_HIDDEN_NORM, 0, m->hidden_in, NULL)};
     for (int i = 0; i < 2; i++) {
         model_normalise(m, m->normed, rows, &halves[i]);
         device_copy_2d(m->dev, (char *)m->mtp_in + (size_t)i * width, 2 * width, m->normed, width,
@@ -984,16 +981,12 @@ struct head_rows model_head_rows(const struct model *m, int first)
 void model_head(struct model *m, const void *x, const int32_t *rows, int first, int n)
 {
     const struct model_config *c = m->config;
-    const struct weights *w = m->weights;
     const struct head_rows to = model_head_rows(m, first);
     m->ops->gather_rows(m->dev, to.x, x,
                         &(struct gather_args){rows, n, c->hidden, 1.0f, m->dt, 0, 0});
-    model_normalise(m, to.normed, n,
-                    &(struct norm_args){.x = to.x,
-                                        .w = w->final_norm,
-                                        .b = w->final_norm_bias,
-                                        .rstd = to.rstd,
-                                        .mean = c->norm == NORM_LAYER ? to.mean : NULL});
+    struct norm_args norm = model_norm(m, ROLE_FINAL_NORM, 0, to.x, to.rstd);
+    if (c->norm == NORM_LAYER) norm.mean = to.mean;
+    model_normalise(m, to.normed, n, &norm);
     const struct linear head = {ROLE_HEAD, 0, .out = DT_F32};
     const size_t width = (size_t)c->vocab_size * sizeof(float);
     void *all = m->logits_of_all ? m->logits_of_all : to.logits;

@@ -210,11 +210,13 @@ struct heads {
 };
 struct norm_shape model_all_heads(struct model *m, void *all, const void *x, const struct heads *h);
 void model_own_heads(struct model *m, void *x, void *all, const struct heads *h);
-// Of the norms of x before attention and before the MLP, with the tape's room for their statistics.
-struct norm_args model_attn_norm(const struct layer_weights *w, const void *x,
-                                 const struct layer_tape *tape);
-struct norm_args model_mlp_norm(const struct layer_weights *w, const void *x,
-                                const struct layer_tape *tape);
+// A role's norm of x, with its bias where it has one. rstd: room for its statistics, or NULL.
+struct norm_args model_norm(const struct model *m, enum tensor_role role, int l, const void *x,
+                            float *rstd);
+// Of the norm of x before attention or before the MLP, with the tape's room for its statistics; or
+// of those by which router and experts beside an MLP read what it reads, whose statistics are its.
+struct norm_args model_branch_norm(const struct model *m, enum tensor_role role, int l,
+                                   const void *x, const struct layer_tape *tape);
 
 // Shapes of calls for `rows` rows, as the forward and the backward pass make them: of n norms a row
 // of so many entries each, in rows that lie stride elements apart; of the norms over the residual
@@ -309,10 +311,7 @@ void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, const 
 // the one that every row goes to.
 void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, const void *x,
                    void *x_out);
-// Where router and experts read the residual stream x by norms of their own: of these. That its
-// statistics are those of the MLP's norm, which are there, is all that the tape needs.
-struct norm_args model_beside_norm(const void *w, const void *x, const struct layer_tape *tape);
-// By what a router's logits are multiplied then; else 1.
+// By what a router's logits are multiplied where it has a norm of its own; else 1.
 float model_router_scale(const struct model *m);
 // y (a, n) = x (a, k), sorted by expert, times each row's expert's matrix w (n, k) transposed;
 // back: dx (a, k) from dy (a, n).

@@ -11,7 +11,6 @@
 #include "common/base/mxfp4.h"
 #include "kernels/comm.h"
 #include "kernels/ops.h"
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -159,51 +158,42 @@ static bool holds(const struct model_config *c, const struct layer_config *l, en
 // where it is theirs. `parts` are the rows of the tensors that most families store it in. A bias
 // has the rows of what it is of.
 struct role {
-    // Where the block's address stands, in struct weights or struct layer_weights; 0: in that one's
-    // list.
-    size_t pointer;
-    bool in_model, is_norm, is_bias, of_experts, is_buffer, in_twin;
+    bool is_norm, is_bias, of_experts, is_buffer, in_twin;
     enum when when;
     enum size rows, cols, parts[MAX_ROW_RUNS];
 };
-#define IN_LAYER(field) .pointer = offsetof(struct layer_weights, field)
-#define IN_MODEL(field) .pointer = offsetof(struct weights, field), .in_model = true
-#define BIAS            .is_bias = true
-#define BIAS_OF(field)  IN_LAYER(field##_bias), BIAS
-#define NORM_OF(r)      .is_norm = true, .rows = SIZE_##r
-#define NORM            NORM_OF(HIDDEN)
-#define OF_EXPERTS      .of_experts = true
-#define IN_TWIN         .in_twin = true
-#define MATRIX(r, c)    .rows = SIZE_##r, .cols = SIZE_##c
-#define TWO_INNER       .parts = {SIZE_INNER, SIZE_INNER}
+#define BIAS         .is_bias = true
+#define NORM_OF(r)   .is_norm = true, .rows = SIZE_##r
+#define NORM         NORM_OF(HIDDEN)
+#define OF_EXPERTS   .of_experts = true
+#define IN_TWIN      .in_twin = true
+#define MATRIX(r, c) .rows = SIZE_##r, .cols = SIZE_##c
+#define TWO_INNER    .parts = {SIZE_INNER, SIZE_INNER}
 
 static const struct role roles[ROLE_COUNT] = {
-    [ROLE_EMBED] = {IN_MODEL(embed), .when = IF_WHOLE, MATRIX(VOCAB, HIDDEN)},
-    [ROLE_LAYER_EMBED] = {IN_MODEL(layer_embed), .when = IF_LAYER_INPUT,
-                          MATRIX(LAYER_VOCAB, LAYER_INPUTS)},
-    [ROLE_LAYER_INPUT] = {IN_MODEL(layer_input), .when = IF_LAYER_INPUT,
-                          MATRIX(LAYER_INPUTS, HIDDEN)},
-    [ROLE_LAYER_INPUT_NORM] = {IN_MODEL(layer_input_norm), NORM_OF(LAYER_INPUT),
-                               .when = IF_LAYER_INPUT},
-    [ROLE_MTP_EMBED_NORM] = {IN_MODEL(mtp_embed_norm), NORM, .when = IF_MTP},
-    [ROLE_MTP_HIDDEN_NORM] = {IN_MODEL(mtp_hidden_norm), NORM, .when = IF_MTP},
-    [ROLE_MTP_PROJ] = {IN_MODEL(mtp_proj), .when = IF_MTP, MATRIX(HIDDEN, TWO_HIDDEN)},
-    [ROLE_ATTN_NORM] = {IN_LAYER(attn_norm), NORM, .when = IF_PRE_NORM},
-    [ROLE_ATTN_NORM_BIAS] = {BIAS_OF(attn_norm), .when = IF_LAYER_NORM},
+    [ROLE_EMBED] = {.when = IF_WHOLE, MATRIX(VOCAB, HIDDEN)},
+    [ROLE_LAYER_EMBED] = {.when = IF_LAYER_INPUT, MATRIX(LAYER_VOCAB, LAYER_INPUTS)},
+    [ROLE_LAYER_INPUT] = {.when = IF_LAYER_INPUT, MATRIX(LAYER_INPUTS, HIDDEN)},
+    [ROLE_LAYER_INPUT_NORM] = {NORM_OF(LAYER_INPUT), .when = IF_LAYER_INPUT},
+    [ROLE_MTP_EMBED_NORM] = {NORM, .when = IF_MTP},
+    [ROLE_MTP_HIDDEN_NORM] = {NORM, .when = IF_MTP},
+    [ROLE_MTP_PROJ] = {.when = IF_MTP, MATRIX(HIDDEN, TWO_HIDDEN)},
+    [ROLE_ATTN_NORM] = {NORM, .when = IF_PRE_NORM},
+    [ROLE_ATTN_NORM_BIAS] = {BIAS, .when = IF_LAYER_NORM},
     [ROLE_QKV] = {IN_TWIN, .when = IF_QKV, MATRIX(ATTN_IN, HIDDEN),
                   .parts = {SIZE_Q_IN, SIZE_K, SIZE_V}},
     [ROLE_QKV_BIAS] = {BIAS, .when = IF_QKV_BIAS},
-    [ROLE_Q_NORM] = {IN_LAYER(q_norm), NORM_OF(Q_NORM), .when = IF_QK_NORM},
-    [ROLE_K_NORM] = {IN_LAYER(k_norm), NORM_OF(K_NORM), .when = IF_K_NORM},
-    [ROLE_SINKS] = {IN_LAYER(sinks), .when = IF_SINKS, .rows = SIZE_HEADS},
+    [ROLE_Q_NORM] = {NORM_OF(Q_NORM), .when = IF_QK_NORM},
+    [ROLE_K_NORM] = {NORM_OF(K_NORM), .when = IF_K_NORM},
+    [ROLE_SINKS] = {.when = IF_SINKS, .rows = SIZE_HEADS},
     [ROLE_Q_A] = {IN_TWIN, .when = IF_LATENT_Q_A, MATRIX(Q_RANK, HIDDEN)},
     [ROLE_Q_A_BIAS] = {BIAS, .when = IF_Q_A_BIAS},
-    [ROLE_Q_A_NORM] = {IN_LAYER(q_a_norm), NORM_OF(Q_RANK), .when = IF_LATENT_Q_A},
+    [ROLE_Q_A_NORM] = {NORM_OF(Q_RANK), .when = IF_LATENT_Q_A},
     [ROLE_Q_B] = {IN_TWIN, .when = IF_LATENT_Q_A, MATRIX(Q, Q_RANK)},
     [ROLE_Q] = {IN_TWIN, .when = IF_LATENT_Q, MATRIX(Q, HIDDEN)},
     [ROLE_KV_A] = {IN_TWIN, .when = IF_LATENT, MATRIX(LATENT, HIDDEN)},
     [ROLE_KV_A_BIAS] = {BIAS, .when = IF_KV_A_BIAS},
-    [ROLE_KV_A_NORM] = {IN_LAYER(kv_a_norm), NORM_OF(LATENT_RANK), .when = IF_LATENT},
+    [ROLE_KV_A_NORM] = {NORM_OF(LATENT_RANK), .when = IF_LATENT},
     [ROLE_KV_B] = {IN_TWIN, .when = IF_LATENT, MATRIX(LATENT_HEADS, LATENT_RANK)},
     [ROLE_O] = {IN_TWIN, .when = IF_ATTENTION, MATRIX(HIDDEN, ATTN)},
     [ROLE_O_BIAS] = {BIAS, .when = IF_O_BIAS},
@@ -214,24 +204,24 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_DELTA_GATES] = {.when = IF_DELTA_GATES,
                           MATRIX(DELTA_GATES, HIDDEN),
                           .parts = {SIZE_DELTA_FIRST_GATES, SIZE_DELTA_HEADS}},
-    [ROLE_DELTA_CONV] = {IN_LAYER(delta_conv), .when = IF_DELTA, MATRIX(DELTA_CONV, DELTA_TAPS),
+    [ROLE_DELTA_CONV] = {.when = IF_DELTA,
+                         MATRIX(DELTA_CONV, DELTA_TAPS),
                          .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_KEYS, SIZE_DELTA_THIRD}},
-    [ROLE_DELTA_CONV_BIAS] = {BIAS_OF(delta_conv), .when = IF_DELTA_CONV_BIAS},
-    [ROLE_DELTA_A_LOG] = {IN_LAYER(delta_a_log), .when = IF_DELTA_STATE, .rows = SIZE_DELTA_HEADS},
-    [ROLE_DELTA_DT_BIAS] = {IN_LAYER(delta_dt_bias), .when = IF_DELTA_STATE,
-                            .rows = SIZE_DELTA_HEADS},
-    [ROLE_DELTA_SKIP] = {IN_LAYER(delta_skip), .when = IF_DELTA_SCAN, .rows = SIZE_DELTA_HEADS},
-    [ROLE_DELTA_NORM] = {IN_LAYER(delta_norm), NORM_OF(DELTA_NORM), .when = IF_DELTA_STATE},
+    [ROLE_DELTA_CONV_BIAS] = {BIAS, .when = IF_DELTA_CONV_BIAS},
+    [ROLE_DELTA_A_LOG] = {.when = IF_DELTA_STATE, .rows = SIZE_DELTA_HEADS},
+    [ROLE_DELTA_DT_BIAS] = {.when = IF_DELTA_STATE, .rows = SIZE_DELTA_HEADS},
+    [ROLE_DELTA_SKIP] = {.when = IF_DELTA_SCAN, .rows = SIZE_DELTA_HEADS},
+    [ROLE_DELTA_NORM] = {NORM_OF(DELTA_NORM), .when = IF_DELTA_STATE},
     [ROLE_DELTA_OUT] = {IN_TWIN, .when = IF_DELTA, MATRIX(HIDDEN, DELTA_VALUE)},
     [ROLE_DELTA_OUT_BIAS] = {BIAS, .when = IF_DELTA_BIAS},
-    [ROLE_POST_ATTN_NORM] = {IN_LAYER(post_attn_norm), NORM, .when = IF_POST_NORM},
-    [ROLE_MLP_NORM] = {IN_LAYER(mlp_norm), NORM, .when = IF_MLP_NORM},
-    [ROLE_MLP_NORM_BIAS] = {BIAS_OF(mlp_norm), .when = IF_MLP_LAYER_NORM},
+    [ROLE_POST_ATTN_NORM] = {NORM, .when = IF_POST_NORM},
+    [ROLE_MLP_NORM] = {NORM, .when = IF_MLP_NORM},
+    [ROLE_MLP_NORM_BIAS] = {BIAS, .when = IF_MLP_LAYER_NORM},
     [ROLE_ROUTER] = {.when = IF_EXPERTS, MATRIX(EXPERTS, HIDDEN)},
     [ROLE_ROUTER_LOGIT_BIAS] = {BIAS, .when = IF_ROUTER_LOGIT_BIAS},
-    [ROLE_ROUTER_NORM] = {IN_LAYER(router_norm), NORM, .when = IF_BESIDE},
-    [ROLE_EXPERT_SCALE] = {IN_LAYER(expert_scale), NORM_OF(EXPERTS), .when = IF_BESIDE},
-    [ROLE_EXPERTS_NORM] = {IN_LAYER(experts_norm), NORM, .when = IF_BESIDE},
+    [ROLE_ROUTER_NORM] = {NORM, .when = IF_BESIDE},
+    [ROLE_EXPERT_SCALE] = {NORM_OF(EXPERTS), .when = IF_BESIDE},
+    [ROLE_EXPERTS_NORM] = {NORM, .when = IF_BESIDE},
     [ROLE_GATE_UP] = {IN_TWIN, .when = IF_MLP, MATRIX(UP, HIDDEN), TWO_INNER},
     [ROLE_GATE_UP_BIAS] = {BIAS, .when = IF_MLP_BIAS},
     [ROLE_EXPERTS_GATE_UP] = {IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, MATRIX(UP, EXPERT),
@@ -247,20 +237,18 @@ static const struct role roles[ROLE_COUNT] = {
                              .parts = {SIZE_SHARED_INNER, SIZE_SHARED_INNER}},
     [ROLE_SHARED_DOWN] = {IN_TWIN, .when = IF_SHARED, MATRIX(HIDDEN, SHARED_INNER)},
     [ROLE_SHARED_GATE] = {.when = IF_SHARED_GATE, MATRIX(ONE, HIDDEN)},
-    [ROLE_POST_SHARED_NORM] = {IN_LAYER(post_shared_norm), NORM, .when = IF_BESIDE},
-    [ROLE_POST_EXPERTS_NORM] = {IN_LAYER(post_experts_norm), NORM, .when = IF_BESIDE},
-    [ROLE_POST_MLP_NORM] = {IN_LAYER(post_mlp_norm), NORM, .when = IF_POST_NORM},
+    [ROLE_POST_SHARED_NORM] = {NORM, .when = IF_BESIDE},
+    [ROLE_POST_EXPERTS_NORM] = {NORM, .when = IF_BESIDE},
+    [ROLE_POST_MLP_NORM] = {NORM, .when = IF_POST_NORM},
     [ROLE_LAYER_GATE] = {.when = IF_LAYER_INPUT, MATRIX(LAYER_INPUT, HIDDEN)},
     [ROLE_LAYER_OUT] = {.when = IF_LAYER_INPUT, MATRIX(HIDDEN, LAYER_INPUT)},
-    [ROLE_POST_LAYER_NORM] = {IN_LAYER(post_layer_norm), NORM, .when = IF_LAYER_INPUT},
-    [ROLE_FINAL_NORM] = {IN_MODEL(final_norm), NORM},
-    [ROLE_FINAL_NORM_BIAS] = {IN_MODEL(final_norm_bias), BIAS, .when = IF_LAYER_NORM},
-    [ROLE_HEAD] = {IN_MODEL(head), .when = IF_UNTIED, MATRIX(VOCAB, HIDDEN)},
-    [ROLE_HEAD_BIAS] = {IN_MODEL(head_bias), BIAS, .when = IF_HEAD_BIAS},
-    [ROLE_ROUTER_BIAS] = {IN_LAYER(router_bias), .is_buffer = true, .when = IF_ROUTER_BIAS,
-                          .rows = SIZE_EXPERTS},
-    [ROLE_LAYER_SCALE] = {IN_LAYER(layer_scale), .is_buffer = true, .when = IF_LAYER_SCALE,
-                          .rows = SIZE_ONE},
+    [ROLE_POST_LAYER_NORM] = {NORM, .when = IF_LAYER_INPUT},
+    [ROLE_FINAL_NORM] = {NORM},
+    [ROLE_FINAL_NORM_BIAS] = {BIAS, .when = IF_LAYER_NORM},
+    [ROLE_HEAD] = {.when = IF_UNTIED, MATRIX(VOCAB, HIDDEN)},
+    [ROLE_HEAD_BIAS] = {BIAS, .when = IF_HEAD_BIAS},
+    [ROLE_ROUTER_BIAS] = {.is_buffer = true, .when = IF_ROUTER_BIAS, .rows = SIZE_EXPERTS},
+    [ROLE_LAYER_SCALE] = {.is_buffer = true, .when = IF_LAYER_SCALE, .rows = SIZE_ONE},
 };
 
 // ---- the plan -----------------------------------------------------------------------------------
@@ -577,13 +565,16 @@ bool weights_begins_block(const struct weights *w, int i)
     return i == 0 || t->role == ROLE_COUNT || t[-1].role != t->role || t[-1].layer != t->layer;
 }
 
+// Whether each layer has a block of it.
+static bool is_of_layers(enum tensor_role role)
+{
+    return (role >= ROLE_ATTN_NORM && role < ROLE_FINAL_NORM) || role >= ROLE_ROUTER_BIAS;
+}
+
 // Where the pointer to a role's block stands.
 static void **role_pointer(struct weights *w, enum tensor_role role, int layer)
 {
-    const size_t pointer = roles[role].pointer;
-    struct layer_weights *own = &w->layers[layer];
-    if (roles[role].in_model) return (void **)((char *)w + pointer);
-    return pointer ? (void **)((char *)own + pointer) : &own->matrices[role];
+    return is_of_layers(role) ? &w->layers[layer].at[role] : &w->at[role];
 }
 
 // Of all experts that are held where the block is theirs.
@@ -708,7 +699,7 @@ void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at)
         *role_pointer(w, t->role, t->layer) =
             (char *)at + (size_t)(t->offset - first) * dtype_size(w->dt);
     }
-    if (w->config->tie_embeddings) w->head = w->embed;
+    if (w->config->tie_embeddings) w->at[ROLE_HEAD] = w->at[ROLE_EMBED];
 }
 
 void weights_bind(struct weights *w, void *base)
@@ -720,8 +711,8 @@ void weights_bind(struct weights *w, void *base)
 
 void weights_share_ends(struct weights *w, const struct weights *of)
 {
-    w->embed = of->embed;
-    w->head = of->head;
+    w->at[ROLE_EMBED] = of->at[ROLE_EMBED];
+    w->at[ROLE_HEAD] = of->at[ROLE_HEAD];
 }
 
 enum status weights_alloc(struct weights *w, struct device *dev)

@@ -65,27 +65,8 @@ static inline int64_t tensor_whole_elements(const struct weight_tensor *t)
     return t->slice.whole[0] * tensor_whole_columns(t);
 }
 
-struct layer_weights { // pointers into the arena; NULL where the family has none
-    // Matrices, and biases that are not named below, by their roles (weights_matrix()).
-    void *matrices[ROLE_COUNT];
-    void *attn_norm, *attn_norm_bias;  // (hidden)
-    void *q_norm, *k_norm;             // (head_dim)
-    void *sinks;                       // (n_heads)
-    void *q_a_norm, *kv_a_norm;        // (q_rank), (rank) of latent attention
-    void *delta_conv;                  // (conv width, taps)
-    void *delta_conv_bias;             // (conv width)
-    void *delta_a_log, *delta_dt_bias; // (heads)
-    void *delta_skip;                  // (heads) of Mamba-2
-    void *delta_norm; // (head_dim) of every head; (value width) of Mamba-2, for each group its own
-    void *post_attn_norm;             // (hidden)
-    void *mlp_norm, *mlp_norm_bias;   // (hidden)
-    void *router_bias;                // (n_experts) f32
-    void *router_norm, *experts_norm; // (hidden) of what router and experts read; then (n_experts)
-    void *expert_scale;               // of weights, and (hidden) behind MLP and experts
-    void *post_shared_norm, *post_experts_norm;
-    void *post_mlp_norm;   // (hidden)
-    void *post_layer_norm; // (hidden)
-    float *layer_scale;    // (1)
+struct layer_weights {
+    void *at[ROLE_COUNT]; // where the layer's block of each role (weights.c) is; NULL: it has none
 };
 
 struct weights {
@@ -107,15 +88,8 @@ struct weights {
     struct weight_tensor *tensors; // in arena order
     void *base;                    // device memory; NULL until bound
     struct device *owner;          // of memory that weights_alloc() took; else NULL
-    void *embed, *head;            // (vocab, hidden); the same where tied
-    void *head_bias;               // (vocab), or NULL
-    // of layers' own inputs: (layer_input_vocab, n_layers * layer_input), (n_layers * layer_input,
-    // hidden), (layer_input)
-    void *layer_embed, *layer_input, *layer_input_norm;
-    // of a layer that predicts further tokens: (hidden), (hidden), (hidden, 2 * hidden)
-    void *mtp_embed_norm, *mtp_hidden_norm, *mtp_proj;
-    void *final_norm, *final_norm_bias; // (hidden)
-    struct layer_weights *layers;       // (n_layers)
+    void *at[ROLE_COUNT]; // the model's own blocks; the head's is the embeddings' where tied
+    struct layer_weights *layers; // (n_layers)
     // Of weights_load() from a folder in FP8: matrices whose scales are no powers of two, which the
     // twin therefore rounds once more, and the most that this changed of one (fp8_rounding()).
     int n_rounded;

@@ -248,9 +248,10 @@ enum status runner_read_hidden(struct runner *r, const struct model *policy, con
     if (st != ST_OK) return st;
     device_copy_in(r->dev, r->hidden_rows, rows, bytes);
     m->ops->gather_rows(r->dev, m->hidden_in, from->x, &args);
-    if (policy || m->config->family->mtp_normalised)
-        model_normalise(m, m->hidden_in, n,
-                        &(struct norm_args){.x = m->hidden_in, .w = from->weights->final_norm});
+    if (policy || m->config->family->mtp_normalised) {
+        const struct norm_args norm = model_norm(from, ROLE_FINAL_NORM, 0, m->hidden_in, NULL);
+        model_normalise(m, m->hidden_in, n, &norm);
+    }
     return ST_OK;
 }
 

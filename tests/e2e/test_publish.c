@@ -52,7 +52,7 @@ static enum status publish_all(const char *bridge_path, const char *model)
     CHECK(model_config_load(model, &config));
     CHECK(weights_plan(config, DT_F32, &weights));
     weights_bind(weights, bridge_base(p.bridge, "policy"));
-    p.head = weights->head;
+    p.head = weights->at[ROLE_HEAD];
     p.n = (int64_t)config->vocab_size * config->hidden;
     p.base = malloc((size_t)p.n * sizeof *p.base);
     p.scaled = malloc((size_t)p.n * sizeof *p.scaled);

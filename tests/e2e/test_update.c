@@ -275,7 +275,7 @@ IN_SCENE(broken_draft_is_left_alone, true)
     float *w = s->draft.weights->base;
     const size_t bytes = (size_t)s->draft.weights->n_elements * sizeof *w;
     float *saved = test_keep(malloc(bytes));
-    ((float *)s->draft.weights->final_norm)[3] = NAN;
+    ((float *)s->draft.weights->at[ROLE_FINAL_NORM])[3] = NAN;
     memcpy(saved, w, bytes);
     uint64_t before = version(s);
     struct update_stats u = update(s, TIS_OFF, 1, 0);

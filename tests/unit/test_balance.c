@@ -49,7 +49,7 @@ static void check_router(const struct weights *grads, char *line)
 {
     const int layer = (int)strtol(line, &line, 10);
     const struct layer_config *l = &grads->config->layers[layer];
-    const float *router = grads->layers[layer].matrices[ROLE_ROUTER];
+    const float *router = grads->layers[layer].at[ROLE_ROUTER];
     const int64_t n = (int64_t)l->moe.n_experts * grads->config->hidden;
     const double most = largest(router, n);
     double worst = 0;

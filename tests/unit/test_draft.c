@@ -43,7 +43,7 @@ static struct learning *models(const char *draft, int budget, int logits_chunk, 
     const struct model_config *config = m->draft.config;
     if (config->logit_softcap > 0) // larger logits, so that the cap bends them
         for (int64_t i = 0; i < (int64_t)config->vocab_size * config->hidden; i++)
-            ((float *)m->draft.weights->embed)[i] *= 3;
+            ((float *)m->draft.weights->at[ROLE_EMBED])[i] *= 3;
     return m;
 }
 

@@ -24,9 +24,9 @@ TEST(bias_is_a_buffer)
     const struct weight_tensor *a = weights_find(f32->weights, BIAS),
                                *b = weights_find(bf16->weights, BIAS);
     assert_true(a->offset == b->offset && a->offset >= f32->weights->n_elements);
-    assert_memory_equal(bf16->weights->layers[1].router_bias, want->data, want->bytes);
-    assert_memory_equal(f32->weights->layers[1].router_bias, want->data, want->bytes);
-    assert_null(bf16->weights->layers[0].router_bias);
+    assert_memory_equal(bf16->weights->layers[1].at[ROLE_ROUTER_BIAS], want->data, want->bytes);
+    assert_memory_equal(f32->weights->layers[1].at[ROLE_ROUTER_BIAS], want->data, want->bytes);
+    assert_null(bf16->weights->layers[0].at[ROLE_ROUTER_BIAS]);
     assert_ok(weights_save(bf16->weights, bf16->dev, copy, DT_BF16));
     struct safetensors *saved = tensors_of(copy);
     const struct safetensors_entry *have = safetensors_find(saved, BIAS);

@@ -138,10 +138,9 @@ TEST(plan_is_dense_and_aligned)
         weights_find(t->weights, "model.layers.1.self_attn.q_proj.weight");
     const struct weight_tensor *k =
         weights_find(t->weights, "model.layers.1.self_attn.k_proj.weight");
-    assert_ptr_equal(t->weights->layers[1].matrices[ROLE_QKV],
-                     (float *)t->weights->base + q->offset);
+    assert_ptr_equal(t->weights->layers[1].at[ROLE_QKV], (float *)t->weights->base + q->offset);
     assert_int_equal(k->offset, q->offset + q->n);
-    assert_ptr_equal(t->weights->head, t->weights->embed);
+    assert_ptr_equal(t->weights->at[ROLE_HEAD], t->weights->at[ROLE_EMBED]);
     assert_true(t->weights->canary_offset >= (size_t)t->weights->n_elements * 4);
     char a[65], b[65];
     weights_layout_hash(t->weights, a);

@@ -71,16 +71,17 @@ static const float *predict(struct pair *p, const int32_t *tokens, int n, const 
     struct model *m = p->mtp;
     forward(p->policy, tokens, n);
     float *states = m->hidden_in;
-    model_normalise(m, states, n - 1,
-                    &(struct norm_args){.x = p->policy->x, .w = p->model->weights->final_norm});
+    model_normalise(
+        m, states, n - 1,
+        &(struct norm_args){.x = p->policy->x, .w = p->model->weights->at[ROLE_FINAL_NORM]});
     memcpy(behind, tokens + 1, (size_t)(n - 1) * sizeof *behind);
     const float *x = forward(m, behind, n - 1);
     if (!further) return m->logits;
     memcpy(states + (size_t)(n - 1) * row, x + (size_t)(n - 2) * row, row * sizeof *states);
     if (p->config->family->mtp_normalised)
-        model_normalise(
-            m, states + (size_t)(n - 1) * row, 1,
-            &(struct norm_args){.x = states + (size_t)(n - 1) * row, .w = p->weights->final_norm});
+        model_normalise(m, states + (size_t)(n - 1) * row, 1,
+                        &(struct norm_args){.x = states + (size_t)(n - 1) * row,
+                                            .w = p->weights->at[ROLE_FINAL_NORM]});
     behind[n - 1] = *further;
     forward(m, behind, n);
     return m->logits;
@@ -351,11 +352,13 @@ static const float *predict_second(struct pair *p, const int32_t *tokens, int n,
     assert_true(row <= 64);
     if (!states_are_kept) {
         forward(p->policy, tokens, n);
-        model_normalise(m, m->hidden_in, n - 1,
-                        &(struct norm_args){.x = p->policy->x, .w = p->model->weights->final_norm});
+        model_normalise(
+            m, m->hidden_in, n - 1,
+            &(struct norm_args){.x = p->policy->x, .w = p->model->weights->at[ROLE_FINAL_NORM]});
         float *x = forward(m, memcpy(behind, tokens + 1, (size_t)(n - 1) * sizeof *behind), n - 1);
         if (p->config->family->mtp_normalised)
-            model_normalise(m, x, n - 2, &(struct norm_args){.x = x, .w = p->weights->final_norm});
+            model_normalise(m, x, n - 2,
+                            &(struct norm_args){.x = x, .w = p->weights->at[ROLE_FINAL_NORM]});
         memcpy(states, x, (size_t)(n - 2) * row * sizeof *states);
     }
     memcpy(m->hidden_in, states, (size_t)(n - 2) * row * sizeof *states);

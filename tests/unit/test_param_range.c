@@ -250,7 +250,7 @@ static void put_gradients(struct optimizer *o, const struct param_ranges *traine
     for (int i = 0, arena = 0; i < trained->n; i++) {
         if (i > 0 && trained->list[i].weights != trained->list[i - 1].weights) arena++;
         const struct weights *g = optimizer_grads(o, arena);
-        float *first = g->embed ? g->embed : g->final_norm;
+        float *first = g->at[ROLE_EMBED] ? g->at[ROLE_EMBED] : g->at[ROLE_FINAL_NORM];
         for (int k = 0; k < 20; k++) first[k] = 0.125f * (float)(k + step) - (float)arena;
     }
 }
@@ -289,7 +289,8 @@ TEST(two_arenas_are_one_list)
         for (int i = 0; i < 2; i++) {
             put_gradients(apart[i], &one[i], step);
             if (i) // the gradients of the second arena
-                for (int k = 0; k < 20; k++) ((float *)optimizer_grads(apart[i], 0)->embed)[k] -= 1;
+                for (int k = 0; k < 20; k++)
+                    ((float *)optimizer_grads(apart[i], 0)->at[ROLE_EMBED])[k] -= 1;
             assert_ok(optimizer_prepare(apart[i], &norms[i]));
             assert_ok(optimizer_apply(apart[i], 1e-2));
         }

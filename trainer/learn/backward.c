@@ -105,7 +105,8 @@ enum status backward_new(struct model *m, const struct weights *grads, int max_t
     if (!b) return status_fail(ST_NO_MEMORY, "no memory for the backward pass");
     b->m = m;
     b->grads = grads;
-    while (!grads->embed && !grads->layer_embed && b->lowest < grads->config->n_layers &&
+    while (!grads->at[ROLE_EMBED] && !grads->at[ROLE_LAYER_EMBED] &&
+           b->lowest < grads->config->n_layers &&
            memcmp(&grads->layers[b->lowest], &none, sizeof none) == 0)
         b->lowest++;
     b->max_tokens = max_tokens;
@@ -296,6 +297,13 @@ void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, in
     rows_back(b, dx, dy, x, rows, NULL, role, layer, add);
 }
 
+void norm_back(struct backward *b, enum tensor_role role, int l, void *dx, const void *dy,
+               const struct norm_args *norm, const struct norm_shape *shape, bool add)
+{
+    const struct weight_matrix g = weights_matrix(b->grads, role, l);
+    b->m->ops->norm_back(b->m->dev, dx, g.w, g.bias, dy, norm, shape, add);
+}
+
 // The logits of a chunk of wanted rows; gives the row of model.logits where they begin.
 static enum status head_chunk(struct backward *b, const struct batch *batch, const void *x, int at,
                               int rows, int *ret_first)
@@ -371,7 +379,6 @@ static enum status head_back(struct backward *b, const struct batch *batch, cons
     enum status st = ST_OK;
     struct model *m = b->m;
     const struct model_config *c = m->config;
-    const struct weights *w = m->weights, *g = b->grads;
     const int n = batch_rows(batch);
     const size_t e = dtype_size(m->dt);
     for (int at = 0; at < n; at += b->chunk) {
@@ -380,16 +387,15 @@ static enum status head_back(struct backward *b, const struct batch *batch, cons
         CHECK(head_chunk(b, batch, tape->x_final, at, rows, &first));
         const struct head_rows head = model_head_rows(m, first);
         const struct norm_shape shape = model_norm_shape(m, rows);
-        const struct norm_args norm = {
-            .x = head.x, .w = w->final_norm, .rstd = head.rstd, .mean = head.mean};
+        struct norm_args norm = model_norm(m, ROLE_FINAL_NORM, 0, head.x, head.rstd);
+        norm.mean = head.mean;
         void *drows = (char *)b->drows + (size_t)at * (size_t)c->hidden * e;
         CHECK(logits_back(b, batch, loss, at, rows, first));
         const void *dlogits = own_dlogits(b, rows);
         rows_back(b, drows, dlogits, head.normed, rows, batch_rows_device(batch) + at, ROLE_HEAD, 0,
                   false);
         model_sum_ranks(m, drows, rows);
-        m->ops->norm_back(m->dev, drows, g->final_norm, g->final_norm_bias, drows, &norm, &shape,
-                          false);
+        norm_back(b, ROLE_FINAL_NORM, 0, drows, drows, &norm, &shape, false);
     }
     b->logits_kept = false;
     device_fill(m->dev, b->dx, 0, (size_t)batch_tokens(batch) * (size_t)c->hidden * e);
@@ -401,21 +407,22 @@ out:
 }
 
 // ---- the layers ---------------------------------------------------------------------------------
-// dy taken back through the norm w of whole rows x, to `dx`; dy itself where there is none.
-static const void *norm_back(struct backward *b, void *dx, const void *dy, int rows, const void *x,
-                             const void *w, float *rstd, void *dw)
+// dy taken back through a norm of the layer over whole rows x, to `dx`; dy itself where it has
+// none.
+static const void *rows_norm_back(struct backward *b, enum tensor_role role, int l, void *dx,
+                                  const void *dy, int rows, const void *x, float *rstd)
 {
     const struct norm_shape shape = model_norm_shape(b->m, rows);
-    const struct norm_args norm = {.x = x, .w = w, .rstd = rstd};
-    if (!w) return dy;
-    b->m->ops->norm_back(b->m->dev, dx, dw, NULL, dy, &norm, &shape, false);
+    const struct norm_args norm = model_norm(b->m, role, l, x, rstd);
+    if (!norm.w) return dy;
+    norm_back(b, role, l, dx, dy, &norm, &shape, false);
     return dx;
 }
 
 // The gradient of what a residual branch gives, x: dx itself, or dx taken back through its scale
-// and the post-norm w.
-static const void *residual_back(struct backward *b, int rows, const void *x, const void *w,
-                                 float *rstd, void *dw)
+// and its post-norm.
+static const void *residual_back(struct backward *b, enum tensor_role role, int l, int rows,
+                                 const void *x, float *rstd)
 {
     struct model *m = b->m;
     const int64_t n = (int64_t)rows * m->config->hidden;
@@ -426,19 +433,19 @@ static const void *residual_back(struct backward *b, int rows, const void *x, co
         m->ops->add(m->dev, b->dproj, b->dx, n, scale, m->dt);
         dbranch = b->dproj;
     }
-    return norm_back(b, b->dproj, dbranch, rows, x, w, rstd, dw);
+    return rows_norm_back(b, role, l, b->dproj, dbranch, rows, x, rstd);
 }
 
 // dx = (add ? dx : 0) + dnormed, ranks' parts unless it is whole, taken back through the norm
 // before a residual branch where there is one; where there is none, the branch's input is added to.
-static void pre_norm_back(struct backward *b, void *dx, void *dnorm, void *dbias, int rows,
+static void pre_norm_back(struct backward *b, enum tensor_role role, int l, void *dx, int rows,
                           const struct norm_args *norm, bool add, bool whole)
 {
     struct model *m = b->m;
     const struct norm_shape shape = model_norm_shape(m, rows);
     if (!whole) model_sum_ranks(m, b->dnormed, rows);
     if (norm->w)
-        m->ops->norm_back(m->dev, dx, dnorm, dbias, b->dnormed, norm, &shape, add);
+        norm_back(b, role, l, dx, b->dnormed, norm, &shape, add);
     else
         m->ops->add(m->dev, dx, b->dnormed, (int64_t)rows * m->config->hidden, 1.0f, m->dt);
 }
@@ -485,7 +492,7 @@ static void scales_back(struct backward *b, int l, int rows, const struct moe_ro
     const struct gate_args gate = model_expert_gate(m, l, r, rows);
     const int a = rows * gate.width;
     const struct expert_rows shape = {a, m->config->layers[l].moe.n_experts, 1, DT_F32};
-    float *dscale = b->grads->layers[l].expert_scale;
+    float *dscale = b->grads->layers[l].at[ROLE_EXPERT_SCALE];
     m->ops->gate_back(m->dev, b->dweight, m->expert_scales + a, b->dweight, &gate);
     m->ops->softcap(m->dev, b->dweight, a, 0, model_router_scale(m));
     if (!dscale) return;
@@ -565,12 +572,11 @@ static void shared_back(struct backward *b, int l, int rows, const struct layer_
 {
     struct model *m = b->m;
     const struct layer_config *layer = &m->config->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct moe_shape one = model_shared_shape(m, rows);
     const struct moe_routing *r = &tape->shared_routing;
 
-    dout = norm_back(b, b->dproj, dout, rows, tape->shared_out, w->post_shared_norm,
-                     tape->rstd_shared, g->post_shared_norm);
+    dout = rows_norm_back(b, ROLE_POST_SHARED_NORM, l, b->dproj, dout, rows, tape->shared_out,
+                          tape->rstd_shared);
     if (layer->shared_gate) {
         m->ops->moe_combine_back(m->dev, b->dexpert, b->dweight, dout, tape->shared_out, r, &one);
         model_sum_mlp(m, l, b->dweight, (size_t)rows, DT_F32);
@@ -587,18 +593,18 @@ static void beside_back(struct backward *b, int l, int rows, const struct layer_
                         const struct backward_loss *loss, const void *dout)
 {
     struct model *m = b->m;
-    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    const struct norm_args experts = model_beside_norm(w->experts_norm, tape->x_mid, tape),
-                           router = model_beside_norm(w->router_norm, tape->x_mid, tape);
+    const void *x = tape->x_mid;
+    const struct norm_args experts = model_branch_norm(m, ROLE_EXPERTS_NORM, l, x, tape),
+                           router = model_branch_norm(m, ROLE_ROUTER_NORM, l, x, tape);
     const bool whole = layer_splits_experts(m->config, &m->config->layers[l]);
-    dout = norm_back(b, b->dparallel, dout, rows, tape->experts_sum, w->post_experts_norm,
-                     tape->rstd_experts, g->post_experts_norm);
+    dout = rows_norm_back(b, ROLE_POST_EXPERTS_NORM, l, b->dparallel, dout, rows, tape->experts_sum,
+                          tape->rstd_experts);
     model_normalise(m, m->normed, rows, &experts);
     experts_back(b, l, rows, tape, loss, dout);
-    pre_norm_back(b, b->dx, g->experts_norm, NULL, rows, &experts, true, whole);
+    pre_norm_back(b, ROLE_EXPERTS_NORM, l, b->dx, rows, &experts, true, whole);
     model_normalise(m, m->normed, rows, &router);
     router_back(b, l, rows, ROLE_ROUTER, false);
-    pre_norm_back(b, b->dx, g->router_norm, NULL, rows, &router, true, whole);
+    pre_norm_back(b, ROLE_ROUTER_NORM, l, b->dx, rows, &router, true, whole);
 }
 
 void mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape,
@@ -606,15 +612,13 @@ void mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;
-    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct layer_config *layer = &c->layers[l];
-    bool parallel = c->parallel_block;
+    const bool parallel = c->parallel_block;
+    const enum tensor_role role = parallel ? ROLE_ATTN_NORM : ROLE_MLP_NORM;
     const struct norm_args norm =
-        parallel ? model_attn_norm(w, tape->x, tape) : model_mlp_norm(w, tape->x_mid, tape);
-    void *dnorm = parallel ? g->attn_norm : g->mlp_norm,
-         *dbias = parallel ? g->attn_norm_bias : g->mlp_norm_bias;
-    const void *dout = residual_back(b, rows, tape->mlp_proj, w->post_mlp_norm, tape->rstd_post2,
-                                     g->post_mlp_norm);
+        model_branch_norm(m, role, l, parallel ? tape->x : tape->x_mid, tape);
+    const void *dout =
+        residual_back(b, ROLE_POST_MLP_NORM, l, rows, tape->mlp_proj, tape->rstd_post2);
 
     if (c->experts_beside) beside_back(b, l, rows, tape, loss, dout);
     model_normalise(m, m->normed, rows, &norm);
@@ -624,12 +628,12 @@ void mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape
     else if (!c->experts_beside)
         experts_back(b, l, rows, tape, loss, dout);
     if (layer->shared_intermediate > 0) shared_back(b, l, rows, tape, dout);
-    pre_norm_back(b, parallel ? b->dparallel : b->dx, dnorm, dbias, rows, &norm, !parallel,
+    pre_norm_back(b, role, l, parallel ? b->dparallel : b->dx, rows, &norm, !parallel,
                   layer_splits_experts(c, layer));
 }
 
 // The same of norms over all heads of a row, of which ranks hold parts: dw is whole on each.
-static void all_heads_back(struct backward *b, void *dx, void *dw, const struct norm_args *own,
+static void all_heads_back(struct backward *b, void *dx, const struct norm_args *own,
                            const struct heads *h)
 {
     struct model *m = b->m;
@@ -637,7 +641,8 @@ static void all_heads_back(struct backward *b, void *dx, void *dw, const struct 
     norm.x = b->heads_raw;
     model_all_heads(m, b->heads_raw, own->x, &(struct heads){h->l, h->rows, h->keys, false});
     const struct norm_shape shape = model_all_heads(m, m->all_heads, dx, h);
-    m->ops->norm_back(m->dev, m->all_heads, dw, NULL, m->all_heads, &norm, &shape, false);
+    norm_back(b, h->keys ? ROLE_K_NORM : ROLE_Q_NORM, h->l, m->all_heads, m->all_heads, &norm,
+              &shape, false);
     model_own_heads(m, dx, m->all_heads, h);
 }
 
@@ -645,23 +650,22 @@ static void all_heads_back(struct backward *b, void *dx, void *dw, const struct 
 static void heads_norm_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
 {
     struct model *m = b->m;
-    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct layer_config *layer = &m->config->layers[l];
     size_t keys = (size_t)layer_q_width(layer) * dtype_size(m->dt);
     const struct norm_shape q = model_heads_shape(m, l, rows, layer->n_heads);
     const struct norm_shape k = model_heads_shape(m, l, rows, layer->n_kv_heads);
-    const struct norm_args of_q = {.x = tape->qkv_raw, .w = w->q_norm, .rstd = tape->rstd_q};
-    const struct norm_args of_k = {
-        .x = (const char *)tape->qkv_raw + keys, .w = w->k_norm, .rstd = tape->rstd_k};
+    const struct norm_args of_q = model_norm(m, ROLE_Q_NORM, l, tape->qkv_raw, tape->rstd_q);
+    const struct norm_args of_k =
+        model_norm(m, ROLE_K_NORM, l, (const char *)tape->qkv_raw + keys, tape->rstd_k);
     void *dk = (char *)b->dqkv + keys;
     if (m->all_heads) {
-        all_heads_back(b, b->dqkv, g->q_norm, &of_q, &(struct heads){l, rows, false, true});
-        all_heads_back(b, dk, g->k_norm, &of_k, &(struct heads){l, rows, true, true});
+        all_heads_back(b, b->dqkv, &of_q, &(struct heads){l, rows, false, true});
+        all_heads_back(b, dk, &of_k, &(struct heads){l, rows, true, true});
         return;
     }
-    m->ops->norm_back(m->dev, b->dqkv, g->q_norm, NULL, b->dqkv, &of_q, &q, false);
+    norm_back(b, ROLE_Q_NORM, l, b->dqkv, b->dqkv, &of_q, &q, false);
     if (layer->kv_from >= 0) return;
-    m->ops->norm_back(m->dev, dk, g->k_norm, NULL, dk, &of_k, &k, false);
+    norm_back(b, ROLE_K_NORM, l, dk, dk, &of_k, &k, false);
     if (!m->config->v_norm) return;
     const size_t values = (size_t)layer_kv_width(layer) * dtype_size(m->dt);
     const struct norm_args of_v = {.x = (const char *)of_k.x + values, .rstd = tape->rstd_v};
@@ -728,8 +732,8 @@ static void attend_back(struct backward *b, int l, const struct batch_view *batc
     matrix_back(b, b->dattn, dout, c->attn_gate ? m->attn_out : tape->attn, rows, ROLE_O, l, false);
     if (c->attn_gate) m->ops->gate_back(m->dev, b->dattn, m->gate, b->dattn, &gate);
     if (layer->latent.rank == 0) {
-        m->ops->attn_back(m->dev, b->dqkv, g->sinks, b->dattn, tape->attn, tape->lse, tape->qkv,
-                          batch, &m->attn[l]);
+        m->ops->attn_back(m->dev, b->dqkv, g->at[ROLE_SINKS], b->dattn, tape->attn, tape->lse,
+                          tape->qkv, batch, &m->attn[l]);
         share_back(b, l, rows);
         if (!c->qk_norm_late) model_rotate(m, l, b->dqkv, batch, -1.0f);
         if (c->qk_norm) heads_norm_back(b, l, rows, tape);
@@ -752,11 +756,10 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;
-    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     int rows = batch->n_tokens;
-    const struct norm_args norm = model_attn_norm(w, tape->x, tape);
-    const void *dout = residual_back(b, rows, tape->attn_proj, w->post_attn_norm, tape->rstd_post1,
-                                     g->post_attn_norm);
+    const struct norm_args norm = model_branch_norm(m, ROLE_ATTN_NORM, l, tape->x, tape);
+    const void *dout =
+        residual_back(b, ROLE_POST_ATTN_NORM, l, rows, tape->attn_proj, tape->rstd_post1);
 
     if (c->layers[l].delta.n_heads > 0) {
         model_normalise(m, m->normed, rows, &norm);
@@ -764,7 +767,7 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     } else {
         attend_back(b, l, batch, tape, dout, &norm);
     }
-    pre_norm_back(b, b->dx, g->attn_norm, g->attn_norm_bias, rows, &norm, true, false);
+    pre_norm_back(b, ROLE_ATTN_NORM, l, b->dx, rows, &norm, true, false);
     if (c->parallel_block)
         m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, 1.0f, m->dt);
 }
@@ -774,16 +777,15 @@ static void own_back(struct backward *b, int l, int rows, const struct tape *tap
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;
-    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct layer_tape *lt = &tape->layers[l];
     const size_t e = dtype_size(m->dt);
     const struct act_shape act = model_own_act(m, rows);
     const struct gate_args gate = model_own_gate(m, l, tape->layers[0].inputs, rows);
     if (c->layer_scale)
-        m->ops->multiply(m->dev, b->dx, w->layer_scale, (int64_t)rows * c->hidden, m->dt);
+        m->ops->multiply(m->dev, b->dx, m->weights->layers[l].at[ROLE_LAYER_SCALE],
+                         (int64_t)rows * c->hidden, m->dt);
     if (c->layer_input == 0) return;
-    const void *dout =
-        residual_back(b, rows, lt->own_proj, w->post_layer_norm, lt->rstd_own, g->post_layer_norm);
+    const void *dout = residual_back(b, ROLE_POST_LAYER_NORM, l, rows, lt->own_proj, lt->rstd_own);
     m->ops->act(m->dev, m->own_act, lt->own_gate, &act);
     m->ops->gate(m->dev, m->own_gate, &gate);
     matrix_back(b, b->down, dout, m->own_gate, rows, ROLE_LAYER_OUT, l, false);
@@ -816,14 +818,13 @@ static void inputs_back(struct backward *b, const struct batch *batch, const str
     const int rows = batch_tokens(batch), width = config_layer_inputs(c);
     const int64_t n = (int64_t)rows * width;
     const struct norm_shape shape = model_inputs_norm(m, rows);
-    const struct norm_args norm = {
-        .x = first->inputs_raw, .w = m->weights->layer_input_norm, .rstd = first->rstd_inputs};
-    table_back(b, b->grads->layer_embed, b->dinputs, batch, width, model_inputs_scale(m),
+    const struct norm_args norm =
+        model_norm(m, ROLE_LAYER_INPUT_NORM, 0, first->inputs_raw, first->rstd_inputs);
+    table_back(b, b->grads->at[ROLE_LAYER_EMBED], b->dinputs, batch, width, model_inputs_scale(m),
                config_layer_vocab_rows(c));
     device_fill(m->dev, m->inputs_in, 0, (size_t)n * dtype_size(m->dt));
     m->ops->add(m->dev, m->inputs_in, b->dinputs, n, (float)INPUTS_SHARE, m->dt);
-    m->ops->norm_back(m->dev, m->inputs_in, b->grads->layer_input_norm, NULL, m->inputs_in, &norm,
-                      &shape, false);
+    norm_back(b, ROLE_LAYER_INPUT_NORM, 0, m->inputs_in, m->inputs_in, &norm, &shape, false);
     matrix_back(b, b->dx, m->inputs_in, first->x, rows, ROLE_LAYER_INPUT, 0, true);
 }
 
@@ -833,22 +834,19 @@ static void inputs_back(struct backward *b, const struct batch *batch, const str
 static void mtp_back(struct backward *b, const struct batch_view *batch)
 {
     struct model *m = b->m;
-    const struct weights *w = m->weights, *g = b->grads;
     const int rows = batch->n_tokens;
     const size_t width = (size_t)m->config->hidden * dtype_size(m->dt);
     const struct norm_shape shape = model_norm_shape(m, rows);
     const struct norm_args halves[] = {
-        {.x = m->x, .w = w->mtp_embed_norm, .rstd = b->mtp_rstd},
-        {.x = m->hidden_in, .w = w->mtp_hidden_norm, .rstd = b->mtp_rstd}};
-    float *const grads[] = {g->mtp_embed_norm, g->mtp_hidden_norm};
+        model_norm(m, ROLE_MTP_EMBED_NORM, 0, m->x, b->mtp_rstd),
+        model_norm(m, ROLE_MTP_HIDDEN_NORM, 0, m->hidden_in, b->mtp_rstd)};
     matrix_back(b, b->dpair, b->dx, m->mtp_in, rows, ROLE_MTP_PROJ, 0, false);
     model_embed(m, m->x, batch);
     for (int i = 0; i < 2; i++) {
         device_copy_2d(m->dev, b->dnormed, width, (char *)b->dpair + (size_t)i * width, 2 * width,
                        width, (size_t)rows);
         m->ops->norm(m->dev, m->normed, &halves[i], &shape);
-        m->ops->norm_back(m->dev, b->dnormed, grads[i], NULL, b->dnormed, &halves[i], &shape,
-                          false);
+        norm_back(b, ROLE_MTP_EMBED_NORM + i, 0, b->dnormed, b->dnormed, &halves[i], &shape, false);
     }
 }
 
@@ -871,7 +869,7 @@ static enum status pass_back(struct backward *b, const struct batch *batch, stru
     }
     if (m->config->mtp) mtp_back(b, view);
     if (m->config->layer_input > 0 && b->lowest == 0) inputs_back(b, batch, tape);
-    table_back(b, b->grads->embed, b->dx, batch, m->config->hidden, model_embed_scale(m),
+    table_back(b, b->grads->at[ROLE_EMBED], b->dx, batch, m->config->hidden, model_embed_scale(m),
                config_vocab_rows(m->config));
     return ST_OK;
 }

@@ -71,6 +71,11 @@ struct backward {
 void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
                  enum tensor_role role, int layer, bool add);
 
+// dx = (add ? dx : 0) + dy taken back through a role's norm; adds to its own gradients, where it is
+// trained.
+void norm_back(struct backward *b, enum tensor_role role, int l, void *dx, const void *dy,
+               const struct norm_args *norm, const struct norm_shape *shape, bool add);
+
 // backward.c: dx is the gradient of the layer's output on entry, of x_mid on return. A parallel
 // block's MLP reads the layer's input: its part goes to dparallel, as attention needs dx as it is.
 void mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape,

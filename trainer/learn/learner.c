@@ -742,7 +742,8 @@ static enum status fill_behind(struct learner *l, const struct micro_batch *mb,
     if (!*before || m->config->family->mtp_normalised)
         model_normalise(
             m, m->hidden_in, n,
-            &(struct norm_args){.x = m->hidden_in, .w = (*before ? draft : l)->policy->final_norm});
+            &(struct norm_args){.x = m->hidden_in,
+                                .w = (*before ? draft : l)->policy->at[ROLE_FINAL_NORM]});
     packing_free(*before);
     *before = TAKE_PTR(again);
 out:

@@ -38,7 +38,6 @@ static void queries_back(struct backward *b, int l, int rows, const struct layer
 {
     struct model *m = b->m;
     const struct layer_config *c = &m->config->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct latent_grads *s = &b->latent;
     const int q_rank = c->latent.q_rank;
     if (q_rank == 0) {
@@ -46,11 +45,11 @@ static void queries_back(struct backward *b, int l, int rows, const struct layer
         return;
     }
     const struct norm_shape shape = model_latent_norm(m, rows, q_rank, q_rank);
-    const struct norm_args norm = {
-        .x = tape->latent.q_a, .w = w->q_a_norm, .rstd = tape->latent.rstd_q};
+    const struct norm_args norm =
+        model_norm(m, ROLE_Q_A_NORM, l, tape->latent.q_a, tape->latent.rstd_q);
     m->ops->norm(m->dev, s->q_a, &norm, &shape);
     matrix_back(b, s->dq_a, s->dout, s->q_a, rows, ROLE_Q_B, l, false);
-    m->ops->norm_back(m->dev, s->dq_a, g->q_a_norm, NULL, s->dq_a, &norm, &shape, false);
+    norm_back(b, ROLE_Q_A_NORM, l, s->dq_a, s->dq_a, &norm, &shape, false);
     matrix_back(b, b->dnormed, s->dq_a, m->normed, rows, ROLE_Q_A, l, true);
 }
 
@@ -60,16 +59,15 @@ static void keys_back(struct backward *b, int l, int rows, const struct layer_ta
 {
     struct model *m = b->m;
     const struct layer_config *c = &m->config->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct latent_grads *s = &b->latent;
     const struct latent_shape latent = model_latent_shape(m, l, rows);
     const int width = layer_latent_width(c);
     const struct norm_shape shape = model_latent_norm(m, rows, latent.rank, width);
-    const struct norm_args norm = {
-        .x = tape->latent.kv_a, .w = w->kv_a_norm, .rstd = tape->latent.rstd_kv};
+    const struct norm_args norm =
+        model_norm(m, ROLE_KV_A_NORM, l, tape->latent.kv_a, tape->latent.rstd_kv);
     matrix_back(b, s->dlatent, s->kv, s->latent, rows, ROLE_KV_B, l, false);
     copy_rows(m, s->dkeys, width, s->dlatent, latent.rank, rows);
-    m->ops->norm_back(m->dev, s->dkeys, g->kv_a_norm, NULL, s->dkeys, &norm, &shape, false);
+    norm_back(b, ROLE_KV_A_NORM, l, s->dkeys, s->dkeys, &norm, &shape, false);
     matrix_back(b, b->dnormed, s->dkeys, m->normed, rows, ROLE_KV_A, l, false);
 }
 
@@ -139,19 +137,18 @@ void delta_back(struct backward *b, int l, const struct batch_view *batch,
     void *dz = din + ((const char *)d.behind.g - in);
     const struct delta_grads grads = {
         b->dqkv, s->is_scan ? din + ((const char *)d.rule.gates - in) : b->ddelta_gates,
-        g->delta_a_log, g->delta_dt_bias, g->delta_skip};
+        g->at[ROLE_DELTA_A_LOG], g->at[ROLE_DELTA_DT_BIAS], g->at[ROLE_DELTA_SKIP]};
 
     model_delta_convolve(m, &d);
     model_delta_finish(m, &d);
     matrix_back(b, b->dattn, dout, m->attn_out, rows, ROLE_DELTA_OUT, l, false);
     if (!s->is_scan) ops->gate_back(m->dev, b->dattn, dz, b->dattn, &d.behind);
-    if (!is_conv)
-        ops->norm_back(m->dev, b->dattn, g->delta_norm, NULL, b->dattn, &d.norm, &d.heads, false);
+    if (!is_conv) norm_back(b, ROLE_DELTA_NORM, l, b->dattn, b->dattn, &d.norm, &d.heads, false);
     if (s->is_scan) ops->gate_back(m->dev, b->dattn, dz, b->dattn, &d.behind);
     if (!is_conv) ops->delta_rule_back(m->dev, &grads, b->dattn, &d.rule, s);
     ops->short_conv_back(m->dev, is_conv ? b->dqkv : din + ((const char *)d.conv.x - in),
-                         g->delta_conv, g->delta_conv_bias, is_conv ? b->dattn : b->dqkv, &d.conv,
-                         s);
+                         g->at[ROLE_DELTA_CONV], g->at[ROLE_DELTA_CONV_BIAS],
+                         is_conv ? b->dattn : b->dqkv, &d.conv, s);
     if (is_conv)
         ops->gate_back(m->dev, din + ((const char *)d.before.x - in), din, b->dqkv, &d.before);
     first_back(b, l, din, rows, ROLE_DELTA_IN, false);
