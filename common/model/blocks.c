@@ -296,26 +296,22 @@ struct own_experts model_own_experts(const struct model *m, int l, const struct 
                                 r->offsets + layer_first_expert(m->config, layer)};
 }
 
-void model_experts_begin(struct model *m, int l, void *y, int rows)
+// y (m, n) += each row's expert's bias, where experts have any.
+static void add_experts_bias(struct model *m, void *y, const void *bias, const struct matmul *shape)
 {
-    const struct layer_config *layer = &m->config->layers[l];
-    const size_t n = layer_expert_elements(m->config, layer, (size_t)rows);
-    if (layer_splits_experts(m->config, layer)) device_fill(m->dev, y, 0, n * dtype_size(m->dt));
+    const struct expert_rows rows = {shape->m, shape->n_experts, shape->n, m->dt};
+    if (bias) m->ops->experts_bias(m->dev, y, bias, shape->offsets, &rows);
 }
 
-void model_experts_end(struct model *m, int l, void *y, int rows)
+void model_experts_matmul(struct model *m, int l, void *y, const void *x, const void *w,
+                          const void *bias, const struct matmul *shape)
 {
-    const struct layer_config *layer = &m->config->layers[l];
-    const size_t n = layer_expert_elements(m->config, layer, (size_t)rows);
-    if (layer_splits_experts(m->config, layer)) comm_all_reduce(m->comm, y, n, m->dt);
-}
-
-// y (a, width) += each row's expert's bias, where experts have any.
-static void add_experts_bias(struct model *m, void *y, const void *bias,
-                             const struct own_experts *own, int a, int width)
-{
-    const struct expert_rows rows = {a, own->n, width, m->dt};
-    if (bias) m->ops->experts_bias(m->dev, y, bias, own->offsets, &rows);
+    const bool whole = layer_splits_experts(m->config, &m->config->layers[l]);
+    const size_t n = (size_t)shape->m * (size_t)shape->n;
+    if (whole) device_fill(m->dev, y, 0, n * dtype_size(m->dt));
+    m->ops->matmul(m->dev, y, x, w, NULL, shape);
+    add_experts_bias(m, y, bias, shape);
+    if (whole) comm_all_reduce(m->comm, y, n, m->dt);
 }
 
 struct matmul model_experts_shape(const struct model *m, int a, const struct weight_matrix *w,
@@ -420,7 +416,7 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, co
     const void *in = model_rounded(m, m->expert_in, &up, &first);
     if (up.bias) {
         m->ops->matmul(m->dev, gate_up, in, up.w, NULL, &first);
-        add_experts_bias(m, gate_up, up.bias, &own, a, up.n);
+        add_experts_bias(m, gate_up, up.bias, &first);
         m->ops->act(m->dev, m->act, gate_up, &act);
     } else {
         first.act = &act;
@@ -429,10 +425,7 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, co
         m->ops->matmul(m->dev, m->act, in, up.w, NULL, &first);
     }
     in = model_rounded(m, m->act, &down, &second);
-    model_experts_begin(m, l, out, rows);
-    m->ops->matmul(m->dev, out, in, down.w, NULL, &second);
-    if (model_begins_mlp(m, l)) add_experts_bias(m, out, down.bias, &own, a, down.n);
-    model_experts_end(m, l, out, rows);
+    model_experts_matmul(m, l, out, in, down.w, model_begins_mlp(m, l) ? down.bias : NULL, &second);
     const bool latent = layer->expert_latent > 0;
     m->ops->moe_combine(m->dev, latent ? m->latent_sum : x_out, out, routing->place,
                         model_expert_weights(m, l, routing, rows), &shape, !latent);

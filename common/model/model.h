@@ -332,11 +332,11 @@ struct own_experts {
     const int32_t *offsets; // (n + 1) of all sorted rows
 };
 struct own_experts model_own_experts(const struct model *m, int l, const struct moe_routing *r);
-// y (A, expert width) is what a rank's own experts give for their rows: before they compute it, and
-// behind that, when all ranks have all rows of it. Nothing where each rank has a part of every
-// expert. A row is one rank's, and a sum with zeros is it: the bits are those of one rank.
-void model_experts_begin(struct model *m, int l, void *y, int rows);
-void model_experts_end(struct model *m, int l, void *y, int rows);
+// y (A, expert width) = a matmul of experts, and the bias (NULL: none). Where ranks hold whole
+// experts each gives what its own do for their rows, and all get all rows: a row is one rank's, and
+// a sum with zeros is it, so that the bits are those of one rank.
+void model_experts_matmul(struct model *m, int l, void *y, const void *x, const void *w,
+                          const void *bias, const struct matmul *shape);
 // What experts read of m->normed: m->normed itself, or a latent vector made of it.
 const void *experts_input(struct model *m, int l, int rows);
 void shared_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out);

@@ -355,41 +355,30 @@ enum status weights_check(const struct weights *w, const char *folder)
     return st;
 }
 
-// n rows of `cols` elements, one after the other. In `from` an element is row_step behind that of
-// the row before, and col_step behind the one before it.
-struct spread {
-    const char *from;
-    int64_t row_step, col_step;
-};
-
-static void pack_rows(void *to, const struct spread *s, int64_t n, int64_t cols, size_t element)
+// n rows of the whole tensor from `row` on, from the slice's first column on, one after the other:
+// out of a file's tensor that holds them apart, or by columns, or more of each.
+static void pack_rows(const struct weight_tensor *t, const struct safetensors_entry *e, int64_t row,
+                      int64_t n, int64_t cols, char *to)
 {
     enum { TOGETHER = 64 }; // rows whose elements lie near each other
-    if (s->col_step == 1) {
+    const struct stored_in *s = &t->stored;
+    const size_t element = dtype_size(e->dt);
+    const int64_t row_step = s->n_dims ? s->row_step : tensor_whole_columns(t);
+    const int64_t col_step = s->n_dims ? s->col_step : 1;
+    const int64_t at = s->first + row * row_step + t->slice.first_col * col_step;
+    const char *from = (const char *)e->data + (size_t)at * element;
+    if (col_step == 1) {
         for (int64_t i = 0; i < n; i++)
-            memcpy((char *)to + (size_t)(i * cols) * element,
-                   s->from + (size_t)(i * s->row_step) * element, (size_t)cols * element);
+            memcpy(to + (size_t)(i * cols) * element, from + (size_t)(i * row_step) * element,
+                   (size_t)cols * element);
         return;
     }
 #pragma omp parallel for
     for (int64_t begin = 0; begin < n; begin += TOGETHER)
         for (int64_t c = 0; c < cols; c++)
             for (int64_t i = begin; i < n && i < begin + TOGETHER; i++)
-                memcpy((char *)to + (size_t)(i * cols + c) * element,
-                       s->from + (size_t)(i * s->row_step + c * s->col_step) * element, element);
-}
-
-// Where the folder's tensor has row `row` of the whole one, from the slice's first column on.
-static struct spread rows_of_folder(const struct weight_tensor *t,
-                                    const struct safetensors_entry *e, int64_t row)
-{
-    const struct tensor_slice *s = &t->slice;
-    const bool stored = t->stored.n_dims > 0;
-    const int64_t row_step = stored ? t->stored.row_step : tensor_whole_columns(t);
-    const int64_t col_step = stored ? t->stored.col_step : 1;
-    const int64_t at = t->stored.first + row * row_step + s->first_col * col_step;
-    return (struct spread){(const char *)e->data + (size_t)at * dtype_size(e->dt), row_step,
-                           col_step};
+                memcpy(to + (size_t)(i * cols + c) * element,
+                       from + (size_t)(i * row_step + c * col_step) * element, element);
 }
 
 // n rows of those that a file's tensor does not hold as they are.
@@ -421,15 +410,10 @@ static void copy_in_slice(const struct weights *w, struct device *dev,
             const int64_t first = s->runs[r].first + row;
             n = s->runs[r].n - row < max ? s->runs[r].n - row : max;
             const void *from = packed;
-            if (e->read) {
-                read_rows(t, e, first, n, cols, packed);
-            } else {
-                const struct spread rows = rows_of_folder(t, e, first);
-                if (as_it_lies)
-                    from = rows.from;
-                else
-                    pack_rows(packed, &rows, n, cols, dtype_size(e->dt));
-            }
+            if (as_it_lies)
+                from = (const char *)e->data + (size_t)(first * cols) * dtype_size(e->dt);
+            else
+                (e->read ? read_rows : pack_rows)(t, e, first, n, cols, packed);
             weights_copy_in(w, dev, t, at, from, e->dt, n * cols, staging);
         }
 }

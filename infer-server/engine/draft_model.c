@@ -258,13 +258,11 @@ enum status draft_model_follow(struct draft_model *d, const struct engine_step *
     if (*ret_tokens > 0) CHECK(runner_step(d->runner));
     // Siblings of an item's sample share its blocks, and have a copy of the last one.
     for (int i = 0; i < step->n_copies; i++) {
-        const struct step_copy *copy = &step->copies[i];
-        const bool nothing = d->holds[copy->from] == NOTHING;
-        d->holds[copy->to] = nothing ? NOTHING : SOME;
-        if (!nothing) CHECK(runner_copy_block(d->runner, copy->from, copy->to));
+        const struct kv_copy *copy = &step->copies[i].what;
+        const bool nothing = !copy->of_state && d->holds[copy->from] == NOTHING;
+        if (!copy->of_state) d->holds[copy->to] = nothing ? NOTHING : SOME;
+        if (!nothing) CHECK(runner_copy(d->runner, copy));
     }
-    for (int i = 0; i < step->n_states; i++)
-        runner_copy_state(d->runner, step->states[i].from, step->states[i].to);
     for (int i = 0; i < step->n_sampled; i++) {
         struct sample *from = step->items[step->sampled[i].item].sample;
         *computed_of(step->sampled[i].sample) = *computed_of(from);

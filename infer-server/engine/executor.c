@@ -305,17 +305,15 @@ static int take_step(struct executor *x, const struct engine_step *step, uint64_
     return n_tokens;
 }
 
-static enum status copy_blocks(struct executor *x, const struct engine_step *step)
+static enum status make_copies(struct executor *x, const struct engine_step *step)
 {
     enum status st = ST_OK;
     for (int i = 0; i < step->n_copies && st == ST_OK; i++) {
         const struct step_copy *copy = &step->copies[i];
-        st = runner_copy_block(x->runners[RUNNER_POLICY], copy->from, copy->to);
-        if (copy->frozen && st == ST_OK)
-            st = runner_copy_block(x->runners[RUNNER_FROZEN], copy->from, copy->to);
+        st = runner_copy(x->runners[copy->what.of_state ? step->runner : RUNNER_POLICY],
+                         &copy->what);
+        if (copy->frozen && st == ST_OK) st = runner_copy(x->runners[RUNNER_FROZEN], &copy->what);
     }
-    for (int i = 0; i < step->n_states && st == ST_OK; i++)
-        runner_copy_state(x->runners[step->runner], step->states[i].from, step->states[i].to);
     return st;
 }
 
@@ -369,7 +367,7 @@ static enum status launch_layers(struct executor *x, struct flight *f)
     CHECK(build_batch(x, f->step));
     if (f->overlapped) CHECK(begin_masks(x, f));
     CHECK(runner_step(r));
-    CHECK(copy_blocks(x, f->step));
+    CHECK(make_copies(x, f->step));
     if (f->drafts && f->step->runner == RUNNER_POLICY)
         st = drafting_follow(x->drafting, f->step, f->overlapped);
 out:

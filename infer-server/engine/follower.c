@@ -28,7 +28,8 @@ struct follower {
     struct group *group;
     const char *bridge_path;
     struct model_config *configs[RUNNERS]; // NULL where there is none, but for the policy's
-    struct held held[RUNNERS], *now;       // of the order that is carried out
+    enum order order;                      // that is carried out
+    struct held held[RUNNERS], *now;       // of it
     struct adapters *adapters;             // NULL: none
     struct held adapter;                   // of them, which that order is of
 };
@@ -200,20 +201,12 @@ static enum status step(struct follower *f, const struct bytes *data)
     return runner_follow(f->now->runner, data->data, data->len);
 }
 
-static enum status copy_block(struct follower *f, const struct bytes *data)
+static enum status copy(struct follower *f, const struct bytes *data)
 {
-    int32_t blocks[2];
-    memcpy(blocks, data->data, sizeof blocks);
-    enum status st = runner_copy_block(f->now->runner, blocks[0], blocks[1]);
+    struct kv_copy c;
+    memcpy(&c, data->data, sizeof c);
+    enum status st = runner_copy(f->now->runner, &c);
     return st == ST_OK ? device_sync(f->dev) : st;
-}
-
-static enum status copy_state(struct follower *f, const struct bytes *data)
-{
-    int32_t slots[2];
-    memcpy(slots, data->data, sizeof slots);
-    runner_copy_state(f->now->runner, slots[0], slots[1]);
-    return device_sync(f->dev);
 }
 
 static enum status head(struct follower *f, const struct bytes *data)
@@ -224,48 +217,37 @@ static enum status head(struct follower *f, const struct bytes *data)
 }
 
 // What rank 0 reads, which is here too: residual streams are whole on every rank.
-static enum status read_hidden(struct follower *f, const struct bytes *data,
-                               const struct model *policy)
+static enum status read_hidden(struct follower *f, const struct bytes *data)
 {
+    const bool of_policy = f->order == ORDER_HIDDEN;
+    const struct model *policy = of_policy ? f->held[RUNNER_POLICY].runner->model : NULL;
     const int n = (int)(data->len / sizeof(int32_t));
     enum status st = runner_read_hidden(f->now->runner, policy, (const int32_t *)data->data, n);
     return st == ST_OK ? device_sync(f->dev) : st;
 }
 
-static enum status hidden(struct follower *f, const struct bytes *data)
-{
-    return read_hidden(f, data, f->held[RUNNER_POLICY].runner->model);
-}
-
-static enum status further(struct follower *f, const struct bytes *data)
-{
-    return read_hidden(f, data, NULL);
-}
-
 typedef enum status order_fn(struct follower *f, const struct bytes *data);
 static order_fn *const orders[ORDER_END] = {
-    [ORDER_LOAD] = load,          [ORDER_TWIN] = make_twin,      [ORDER_SEGMENT] = reply_segment,
-    [ORDER_RUNNER] = make_runner, [ORDER_SHARE] = share_logits,  [ORDER_KV] = make_kv,
-    [ORDER_STEP] = step,          [ORDER_COPY] = copy_block,     [ORDER_STATE] = copy_state,
-    [ORDER_HEAD] = head,          [ORDER_CANARY] = reply_canary, [ORDER_SUMS] = reply_sums,
-    [ORDER_HIDDEN] = hidden,      [ORDER_FURTHER] = further,     [ORDER_ADAPTER] = change_adapters,
-    [ORDER_BASE] = reply_base,
+    [ORDER_LOAD] = load,           [ORDER_TWIN] = make_twin,      [ORDER_SEGMENT] = reply_segment,
+    [ORDER_RUNNER] = make_runner,  [ORDER_SHARE] = share_logits,  [ORDER_KV] = make_kv,
+    [ORDER_STEP] = step,           [ORDER_COPY] = copy,           [ORDER_HEAD] = head,
+    [ORDER_CANARY] = reply_canary, [ORDER_SUMS] = reply_sums,     [ORDER_BASE] = reply_base,
+    [ORDER_HIDDEN] = read_hidden,  [ORDER_FURTHER] = read_hidden, [ORDER_ADAPTER] = change_adapters,
 };
 
 static enum status follow(struct follower *f)
 {
     struct bytes data = BYTES_INIT;
-    enum order order = ORDER_LOAD;
     int model = 0;
     enum status st = ST_OK;
-    while (st == ST_OK && (st = group_next(f->group, &order, &model, &data)) == ST_OK) {
-        if (order >= ORDER_END) break;
+    while (st == ST_OK && (st = group_next(f->group, &f->order, &model, &data)) == ST_OK) {
+        if (f->order >= ORDER_END) break;
         f->now = model < RUNNERS ? &f->held[model] : &f->adapter;
         if (model >= RUNNERS) // whose weights are not written here
             f->adapter = (struct held){
                 .weights = (struct weights *)adapters_weights(f->adapters, model - RUNNERS),
                 .memory = adapters_memory(f->adapters, model - RUNNERS)};
-        st = orders[order](f, &data);
+        st = orders[f->order](f, &data);
     }
     bytes_release(&data);
     return st;

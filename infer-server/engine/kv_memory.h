@@ -18,6 +18,12 @@ struct kv_memory {
     int n_states;     // slots of the states; 0: the model has none
 };
 
+// One block or, of_state, the states of one sequence become a copy of another's.
+struct kv_copy {
+    int32_t from, to;
+    bool of_state;
+};
+
 struct kv_request {
     int64_t bytes;        // 0: percent of what the device has free
     double percent;       // 0: 30

@@ -281,21 +281,14 @@ enum status runner_follow(struct runner *r, const void *data, size_t n)
     return device_sync(r->dev);
 }
 
-enum status runner_copy_block(struct runner *r, int32_t from, int32_t to)
+enum status runner_copy(struct runner *r, const struct kv_copy *copy)
 {
-    const int32_t blocks[] = {from, to};
-    enum status st = group_order(r->group, ORDER_COPY, r->role, blocks, sizeof blocks);
-    if (st == ST_OK) kv_memory_copy_block(&r->kv, from, to);
+    if (copy->of_state && (r->kv.n_states == 0 || copy->from == copy->to)) return ST_OK;
+    const enum status st = group_order(r->group, ORDER_COPY, r->role, copy, sizeof *copy);
+    if (st == ST_OK)
+        (copy->of_state ? kv_memory_copy_state : kv_memory_copy_block)(&r->kv, copy->from,
+                                                                       copy->to);
     return st;
-}
-
-void runner_copy_state(struct runner *r, int32_t from, int32_t to)
-{
-    const int32_t slots[] = {from, to};
-    if (r->kv.n_states == 0 || from == to) return;
-    // where a rank is lost, the next step's order fails as well
-    group_order(r->group, ORDER_STATE, r->role, slots, sizeof slots);
-    kv_memory_copy_state(&r->kv, from, to);
 }
 
 enum status runner_head(struct runner *r, const int32_t *rows, int n, int32_t *device)

@@ -111,10 +111,8 @@ enum status runner_read_hidden(struct runner *r, const struct model *policy, con
 enum status runner_step(struct runner *r);
 // On a follower: the step that rank 0 has ordered, whose bytes these are. Waits.
 enum status runner_follow(struct runner *r, const void *data, size_t n);
-// Enqueues a copy of one KV block to another.
-enum status runner_copy_block(struct runner *r, int32_t from, int32_t to);
-// The same of the states of a sequence; of a model without any, or to itself, nothing.
-void runner_copy_state(struct runner *r, int32_t from, int32_t to);
+// Enqueues a copy; of the states of a model without any, or to themselves, nothing.
+enum status runner_copy(struct runner *r, const struct kv_copy *copy);
 // Enqueues the logits of n rows of the last step, at most max_rows; rows is host memory, `device`
 // has room for them.
 enum status runner_head(struct runner *r, const int32_t *rows, int n, int32_t *device);

@@ -99,9 +99,9 @@ enum status scheduler_new(const struct scheduler_limits *limits, struct block_ma
     for (struct engine_step *step = s->steps; step < s->steps + 2; step++) {
         step->items = calloc(n, sizeof *step->items);
         step->sampled = calloc(n, sizeof *step->sampled);
-        step->copies = calloc(n, sizeof *step->copies);
-        step->states = calloc(2 * n, sizeof *step->states); // a sample begins, and leaves one
-        if (!step->items || !step->sampled || !step->copies || !step->states) goto no_memory;
+        // of a sample a block, and the states that it begins with and leaves
+        step->copies = calloc(3 * n, sizeof *step->copies);
+        if (!step->items || !step->sampled || !step->copies) goto no_memory;
     }
     const int n_states = limits->max_batch + (limits->n_kept > 0 ? limits->n_kept : 0);
     if (block_manager_new(n_states, 1, &s->states) != ST_OK) goto no_memory;
@@ -121,7 +121,6 @@ void scheduler_free(struct scheduler *s)
         free(step->items);
         free(step->sampled);
         free(step->copies);
-        free(step->states);
     }
     block_manager_free(s->states);
     free(s->running.at);
@@ -314,6 +313,11 @@ static int next_border(const struct sample *sample, int computed)
     return sample_known(sample);
 }
 
+static void copy_state(struct engine_step *step, int32_t from, int32_t to)
+{
+    step->copies[step->n_copies++] = (struct step_copy){{from, to, true}, false};
+}
+
 // Behind the runner's item that ends there, unless it is there already or no slot is free.
 static void keep_state(struct scheduler *s, struct sample *sample, int computed)
 {
@@ -326,7 +330,7 @@ static void keep_state(struct scheduler *s, struct sample *sample, int computed)
                                !block_manager_allocate(s->states, 1, &keep->slot)))
             keep->position = 0;
         else
-            step->states[step->n_states++] = (struct step_state){sample->states.own, keep->slot};
+            copy_state(step, sample->states.own, keep->slot);
     }
 }
 
@@ -553,14 +557,13 @@ static bool share_prompt(struct scheduler *s, const struct sample *from, int ite
     blocks_share(s->manager, sample, from->blocks.at, full);
     if (!blocks_grow(s->manager, sample, from->request->n_prompt)) return false; // one was there
     if (shared > full * block)
-        step->copies[step->n_copies++] = (struct step_copy){.from = from->blocks.at[full],
-                                                            .to = sample->blocks.at[full],
-                                                            .frozen = sample_uses_frozen(from)};
+        step->copies[step->n_copies++] = (struct step_copy){
+            {from->blocks.at[full], sample->blocks.at[full], false}, sample_uses_frozen(from)};
     const enum runner_role owner = sample->owner;
     sample->kv[owner] = (struct sample_kv){.computed = shared, .version = from->kv[owner].version};
     if (tandem) sample->kv[RUNNER_FROZEN].computed = shared;
     start(s, sample);
-    step->states[step->n_states++] = (struct step_state){from->states.own, sample->states.own};
+    copy_state(step, from->states.own, sample->states.own);
     if (!tandem)
         step->sampled[step->n_sampled++] = (struct step_sample){.sample = sample, .item = item};
     return true;
@@ -620,7 +623,7 @@ const struct engine_step *schedule(struct scheduler *s, enum scheduler_admit adm
     const enum runner_role runner = s->step->runner;
     struct engine_step *step = s->step = &s->steps[s->step == s->steps];
     step->runner = runner;
-    step->n_items = step->n_sampled = step->n_copies = step->n_states = 0;
+    step->n_items = step->n_sampled = step->n_copies = 0;
     step->n_tokens = 0;
     admit_waiting(s, admit);
     plan_items(s);

@@ -25,20 +25,17 @@ struct step_sample { // the next token of a sample is sampled from the last row 
     struct sample *sample;
     int item;
 };
-struct step_copy { // copy-on-write: block `to` becomes a copy of `from` once the items are computed
-    int32_t from, to;
-    bool frozen; // in the frozen model's pool too, whoever runs the step
-};
-struct step_state { // the same of a sequence's states, in the pool of the step's runner
-    int32_t from, to;
+struct step_copy {       // once the items are computed, before anything is written there again
+    struct kv_copy what; // a block (copy-on-write), or states in the pool of the step's runner:
+                         // of siblings that begin behind their prompt, and that are kept
+    bool frozen;         // in the frozen model's pool too, whoever runs the step
 };
 struct engine_step {
     enum runner_role runner; // that computes it: the policy, or the frozen model
-    int n_items, n_sampled, n_copies, n_states, n_tokens;
+    int n_items, n_sampled, n_copies, n_tokens;
     struct step_item *items;     // oldest sample first, decoding ones before prompts
     struct step_sample *sampled; // at most max_batch
     struct step_copy *copies;
-    struct step_state *states; // of siblings that begin behind their prompt; and that are kept
 };
 
 static inline bool step_item_decodes(const struct step_item *item)

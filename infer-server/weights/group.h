@@ -39,8 +39,7 @@ enum order {
     ORDER_SHARE,   // the ranks' logits, with one another; is not answered
     ORDER_KV,      // int[2]: blocks, and states of sequences
     ORDER_STEP,    // batch_write()
-    ORDER_COPY,    // int[2]: a KV block, from and to
-    ORDER_STATE,   // int[2]: a sequence's states, from and to
+    ORDER_COPY,    // struct kv_copy
     ORDER_HEAD,    // int32_t[]: rows of the last step whose logits are computed
     ORDER_HIDDEN,  // int32_t[]: rows of the policy's last step that its own layer goes on from
     ORDER_FURTHER, // int32_t[]: the same of that layer's

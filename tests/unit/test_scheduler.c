@@ -175,8 +175,10 @@ static void check_states(struct world *w, const struct engine_step *step)
         const uint64_t version = item->first > 0 ? w->slots[item->state].version : w->version;
         w->slots[item->sample->states.own] = (struct state){n, hash_of(item->sample, n), version};
     }
-    for (int i = 0; i < step->n_states; i++)
-        w->slots[step->states[i].to] = w->slots[step->states[i].from];
+    for (int i = 0; i < step->n_copies; i++) {
+        const struct kv_copy *copy = &step->copies[i].what;
+        if (copy->of_state) w->slots[copy->to] = w->slots[copy->from];
+    }
 }
 
 // False where there was nothing to do. Samples that reach max_tokens are removed.
@@ -207,7 +209,9 @@ static bool run_step(struct world *w, enum scheduler_admit admit)
         if (item->n > 1 || s->text.n_generated == 0) n_prefill += item->n;
     }
     for (int i = 0; i < step->n_copies; i++) {
-        const int to = step->copies[i].to * BLOCK, from = step->copies[i].from * BLOCK;
+        const struct kv_copy *copy = &step->copies[i].what;
+        if (copy->of_state) continue;
+        const int to = copy->to * BLOCK, from = copy->from * BLOCK;
         memcpy(w->content + to, w->content + from, BLOCK * sizeof *w->content);
         memcpy(w->computed_by + to, w->computed_by + from, BLOCK * sizeof *w->computed_by);
     }

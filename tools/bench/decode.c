@@ -113,8 +113,10 @@ static enum status fill(struct decoder *d)
     for (int s = 1; s < d->n; s++) {
         d->tokens[s] = d->tokens[0];
         for (int i = 0; i < d->blocks_each; i++)
-            CHECK(runner_copy_block(d->runner, d->blocks[i], d->blocks[s * d->blocks_each + i]));
-        runner_copy_state(d->runner, 0, s);
+            CHECK(runner_copy(
+                d->runner,
+                &(struct kv_copy){d->blocks[i], d->blocks[s * d->blocks_each + i], false}));
+        CHECK(runner_copy(d->runner, &(struct kv_copy){0, s, true}));
     }
 out:
     return st;

@@ -550,9 +550,7 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     ops->gather_rows(m->dev, m->expert_in, experts_input(m, l, rows),
                      &(struct gather_args){r->row, a, width, 1.0f, m->dt, 0, 0});
     experts_to_weight(m, dup.w, dup.bias, b->dgate_up, m->expert_in, &own, a, up.n, width);
-    model_experts_begin(m, l, b->dexpert, rows);
-    ops->matmul(m->dev, b->dexpert, b->dgate_up, up.w, NULL, &to_input);
-    model_experts_end(m, l, b->dexpert, rows);
+    model_experts_matmul(m, l, b->dexpert, b->dgate_up, up.w, NULL, &to_input);
     model_sum_mlp(m, l, b->dweight, (size_t)a, DT_F32);
     if (beside) scales_back(b, l, rows, r);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
