@@ -415,34 +415,41 @@ out:
 
 // ---- shards -------------------------------------------------------------------------------------
 
-static enum status check_shared(const struct model_config *c, const char *key, int number, int size)
+// The number becomes a rank's share of it.
+static enum status share(const struct model_config *c, const char *key, int *number, int size)
 {
-    if (number % size == 0) return ST_OK;
-    return status_fail(ST_INVALID,
-                       "%s: %s is %d, which %d ranks cannot share evenly; take a "
-                       "--tensor-parallel-size that divides it",
-                       c->architecture, key, number, size);
+    if (*number % size != 0)
+        return status_fail(ST_INVALID,
+                           "%s: %s is %d, which %d ranks cannot share evenly; take a "
+                           "--tensor-parallel-size that divides it",
+                           c->architecture, key, *number, size);
+    *number /= size;
+    return ST_OK;
 }
 
-static enum status check_layer(const struct model_config *c, const struct layer_config *l, int size)
+static enum status shard_layer(const struct model_config *c, struct layer_config *l, int size)
 {
-    const bool is_conv = l->delta.n_heads > 0 && delta_is_conv(&l->delta);
+    struct delta_shape *s = &l->delta;
     enum status st;
-    CHECK(check_shared(c, l->delta.is_scan ? "n_groups" : "linear_num_key_heads",
-                       l->delta.n_key_heads, size));
-    CHECK(check_shared(c, "hidden_size", is_conv ? l->delta.head_dim : 0, size));
-    CHECK(check_shared(c, "num_attention_heads", l->n_heads, size));
-    if (l->n_kv_heads > 0 && size % l->n_kv_heads != 0)
-        CHECK(check_shared(c, "num_key_value_heads", l->n_kv_heads, size));
+    CHECK(share(c, s->is_scan ? "n_groups" : "linear_num_key_heads", &s->n_key_heads, size));
+    if (delta_is_conv(s))
+        CHECK(share(c, "hidden_size", &s->head_dim, size)); // its channels are those of one head
+    else
+        s->n_heads /= size;
+    CHECK(share(c, "num_attention_heads", &l->n_heads, size));
+    if (l->n_kv_heads > 0 && size % l->n_kv_heads == 0)
+        l->n_kv_heads = 1;
+    else
+        CHECK(share(c, "num_key_value_heads", &l->n_kv_heads, size));
     if (c->expert_parallel && l->moe.n_experts % size != 0)
         FAIL(ST_INVALID,
              "%s: it has %d experts, which %d ranks cannot share evenly; take a "
              "--tensor-parallel-size that divides them, or leave --expert-parallel away",
              c->architecture, l->moe.n_experts, size);
     if (c->expert_parallel && l->moe.n_experts > 0) return ST_OK;
-    CHECK(check_shared(c, l->moe.n_experts > 0 ? "an expert's width" : "intermediate_size",
-                       l->intermediate, size));
-    CHECK(check_shared(c, "shared_expert_intermediate_size", l->shared_intermediate, size));
+    CHECK(share(c, l->moe.n_experts > 0 ? "an expert's width" : "intermediate_size",
+                &l->intermediate, size));
+    CHECK(share(c, "shared_expert_intermediate_size", &l->shared_intermediate, size));
 out:
     return st;
 }
@@ -465,6 +472,7 @@ enum status model_config_shard(struct model_config *c, struct shard shard)
 {
     const size_t bytes = (size_t)c->n_layers * sizeof *c->layers;
     struct layer_config *layers = NULL;
+    int vocab = config_embedded(c), layer_vocab = c->layer_input_vocab;
     enum status st = ST_OK;
     if (shard.size == 1) return ST_OK;
     if (c->expert_parallel && config_experts(c) == 0)
@@ -474,29 +482,16 @@ enum status model_config_shard(struct model_config *c, struct shard shard)
              "%s: experts in MXFP4 are not cut; give --expert-parallel, leave "
              "--tensor-parallel-size at 1, or --quantization mxfp4 away",
              c->architecture);
-    CHECK(check_shared(c, "vocab_size", config_embedded(c), shard.size));
-    if (c->layer_input > 0)
-        CHECK(check_shared(c, "vocab_size_per_layer_input", c->layer_input_vocab, shard.size));
-    for (int l = 0; l < c->n_layers; l++) CHECK(check_layer(c, &c->whole[l], shard.size));
+    CHECK(share(c, "vocab_size", &vocab, shard.size));
+    if (c->layer_input > 0) CHECK(share(c, "vocab_size_per_layer_input", &layer_vocab, shard.size));
     layers = malloc(bytes);
     if (!layers) FAIL(ST_NO_MEMORY, "no memory for a shard's config");
     memcpy(layers, c->whole, bytes);
-    for (struct layer_config *l = layers; l < layers + c->n_layers; l++) {
-        l->n_heads /= shard.size;
-        if (l->n_heads > 0)
-            l->n_kv_heads = l->n_kv_heads > shard.size ? l->n_kv_heads / shard.size : 1;
-        if (delta_is_conv(&l->delta))
-            l->delta.head_dim /= shard.size; // its channels are those of one head
-        else
-            l->delta.n_heads /= shard.size;
-        l->delta.n_key_heads /= shard.size;
-        if (c->expert_parallel && l->moe.n_experts > 0) continue;
-        l->intermediate /= shard.size;
-        l->shared_intermediate /= shard.size;
-    }
-    c->layers = layers;
+    for (int l = 0; l < c->n_layers; l++) CHECK(shard_layer(c, &layers[l], shard.size));
+    c->layers = TAKE_PTR(layers);
     c->shard = shard;
 out:
+    free(layers);
     return st;
 }
 

@@ -95,13 +95,12 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
     return 0;
 }
 
-// When a model, or a layer, has a role's block.
+// When a model, or a layer, has a role's block; without rows or columns, as those of experts where
+// there are none, it has none whatever this says.
 #define WHEN_TABLE(X)                                                                              \
     X(ALWAYS, true)                                                                                \
     X(IF_ATTENTION, attention)                                                                     \
-    X(IF_DELTA, l->delta.n_heads > 0)                                                              \
     X(IF_DELTA_STATE, l->delta.n_heads > 0 && !delta_is_conv(&l->delta))                           \
-    X(IF_DELTA_GATES, l->delta.n_heads > 0 && layer_delta_gates_width(l) > 0)                      \
     X(IF_DELTA_SCAN, l->delta.n_heads > 0 && l->delta.is_scan)                                     \
     X(IF_DELTA_BIAS, l->delta.n_heads > 0 && c->delta_bias)                                        \
     X(IF_DELTA_CONV_BIAS, l->delta.n_heads > 0 && c->delta_conv_bias)                              \
@@ -111,11 +110,8 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
     X(IF_MLP_LAYER_NORM, layer_norm && !c->parallel_block)                                         \
     X(IF_POST_NORM, c->post_norm)                                                                  \
     X(IF_QKV, attention && !latent)                                                                \
-    X(IF_LATENT, latent)                                                                           \
-    X(IF_LATENT_Q_A, latent && l->latent.q_rank > 0)                                               \
     X(IF_LATENT_Q, latent && l->latent.q_rank == 0)                                                \
-    X(IF_Q_A_BIAS, latent && l->latent.q_rank > 0 && c->o_bias)                                    \
-    X(IF_KV_A_BIAS, latent && c->o_bias)                                                           \
+    X(IF_LATENT_BIAS, c->o_bias)                                                                   \
     X(IF_QK_NORM, attention && c->qk_norm)                                                         \
     X(IF_K_NORM, attention && c->qk_norm && l->kv_from < 0)                                        \
     X(IF_SINKS, attention && c->sinks)                                                             \
@@ -123,13 +119,11 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
     X(IF_O_BIAS, attention && c->o_bias)                                                           \
     X(IF_MLP, layer_has_mlp(l) && !experts)                                                        \
     X(IF_MLP_BIAS, layer_has_mlp(l) && !experts && c->mlp_bias)                                    \
-    X(IF_EXPERTS, experts)                                                                         \
-    X(IF_EXPERTS_BIAS, experts && c->mlp_bias)                                                     \
+    X(IF_EXPERTS_BIAS, c->mlp_bias)                                                                \
     X(IF_EXPERTS_LATENT, experts && l->expert_latent > 0)                                          \
     X(IF_ROUTER_LOGIT_BIAS, experts && c->router_logit_bias)                                       \
     X(IF_BESIDE, experts && c->experts_beside)                                                     \
     X(IF_ROUTER_BIAS, l->router_bias)                                                              \
-    X(IF_SHARED, l->shared_intermediate > 0)                                                       \
     X(IF_SHARED_GATE, l->shared_gate)                                                              \
     X(IF_LAYER_INPUT, c->layer_input > 0)                                                          \
     X(IF_LAYER_SCALE, c->layer_scale)                                                              \
@@ -186,56 +180,53 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_Q_NORM] = {NORM_OF(Q_NORM), .when = IF_QK_NORM},
     [ROLE_K_NORM] = {NORM_OF(K_NORM), .when = IF_K_NORM},
     [ROLE_SINKS] = {.when = IF_SINKS, .rows = SIZE_HEADS},
-    [ROLE_Q_A] = {IN_TWIN, .when = IF_LATENT_Q_A, MATRIX(Q_RANK, HIDDEN)},
-    [ROLE_Q_A_BIAS] = {BIAS, .when = IF_Q_A_BIAS},
-    [ROLE_Q_A_NORM] = {NORM_OF(Q_RANK), .when = IF_LATENT_Q_A},
-    [ROLE_Q_B] = {IN_TWIN, .when = IF_LATENT_Q_A, MATRIX(Q, Q_RANK)},
+    [ROLE_Q_A] = {IN_TWIN, MATRIX(Q_RANK, HIDDEN)},
+    [ROLE_Q_A_BIAS] = {BIAS, .when = IF_LATENT_BIAS},
+    [ROLE_Q_A_NORM] = {NORM_OF(Q_RANK)},
+    [ROLE_Q_B] = {IN_TWIN, MATRIX(Q, Q_RANK)},
     [ROLE_Q] = {IN_TWIN, .when = IF_LATENT_Q, MATRIX(Q, HIDDEN)},
-    [ROLE_KV_A] = {IN_TWIN, .when = IF_LATENT, MATRIX(LATENT, HIDDEN)},
-    [ROLE_KV_A_BIAS] = {BIAS, .when = IF_KV_A_BIAS},
-    [ROLE_KV_A_NORM] = {NORM_OF(LATENT_RANK), .when = IF_LATENT},
-    [ROLE_KV_B] = {IN_TWIN, .when = IF_LATENT, MATRIX(LATENT_HEADS, LATENT_RANK)},
+    [ROLE_KV_A] = {IN_TWIN, MATRIX(LATENT, HIDDEN)},
+    [ROLE_KV_A_BIAS] = {BIAS, .when = IF_LATENT_BIAS},
+    [ROLE_KV_A_NORM] = {NORM_OF(LATENT_RANK)},
+    [ROLE_KV_B] = {IN_TWIN, MATRIX(LATENT_HEADS, LATENT_RANK)},
     [ROLE_O] = {IN_TWIN, .when = IF_ATTENTION, MATRIX(HIDDEN, ATTN)},
     [ROLE_O_BIAS] = {BIAS, .when = IF_O_BIAS},
-    [ROLE_DELTA_IN] = {IN_TWIN, .when = IF_DELTA, MATRIX(DELTA_IN, HIDDEN),
+    [ROLE_DELTA_IN] = {IN_TWIN, MATRIX(DELTA_IN, HIDDEN),
                        .parts = {SIZE_DELTA_IN_FIRST, SIZE_DELTA_FIRST, SIZE_DELTA_THIRD,
                                  SIZE_DELTA_THIRD, SIZE_DELTA_HEADS}},
     [ROLE_DELTA_IN_BIAS] = {BIAS, .when = IF_DELTA_BIAS},
-    [ROLE_DELTA_GATES] = {.when = IF_DELTA_GATES,
-                          MATRIX(DELTA_GATES, HIDDEN),
+    [ROLE_DELTA_GATES] = {MATRIX(DELTA_GATES, HIDDEN),
                           .parts = {SIZE_DELTA_FIRST_GATES, SIZE_DELTA_HEADS}},
-    [ROLE_DELTA_CONV] = {.when = IF_DELTA,
-                         MATRIX(DELTA_CONV, DELTA_TAPS),
+    [ROLE_DELTA_CONV] = {MATRIX(DELTA_CONV, DELTA_TAPS),
                          .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_KEYS, SIZE_DELTA_THIRD}},
     [ROLE_DELTA_CONV_BIAS] = {BIAS, .when = IF_DELTA_CONV_BIAS},
     [ROLE_DELTA_A_LOG] = {.when = IF_DELTA_STATE, .rows = SIZE_DELTA_HEADS},
     [ROLE_DELTA_DT_BIAS] = {.when = IF_DELTA_STATE, .rows = SIZE_DELTA_HEADS},
     [ROLE_DELTA_SKIP] = {.when = IF_DELTA_SCAN, .rows = SIZE_DELTA_HEADS},
     [ROLE_DELTA_NORM] = {NORM_OF(DELTA_NORM), .when = IF_DELTA_STATE},
-    [ROLE_DELTA_OUT] = {IN_TWIN, .when = IF_DELTA, MATRIX(HIDDEN, DELTA_VALUE)},
+    [ROLE_DELTA_OUT] = {IN_TWIN, MATRIX(HIDDEN, DELTA_VALUE)},
     [ROLE_DELTA_OUT_BIAS] = {BIAS, .when = IF_DELTA_BIAS},
     [ROLE_POST_ATTN_NORM] = {NORM, .when = IF_POST_NORM},
     [ROLE_MLP_NORM] = {NORM, .when = IF_MLP_NORM},
     [ROLE_MLP_NORM_BIAS] = {BIAS, .when = IF_MLP_LAYER_NORM},
-    [ROLE_ROUTER] = {.when = IF_EXPERTS, MATRIX(EXPERTS, HIDDEN)},
+    [ROLE_ROUTER] = {MATRIX(EXPERTS, HIDDEN)},
     [ROLE_ROUTER_LOGIT_BIAS] = {BIAS, .when = IF_ROUTER_LOGIT_BIAS},
     [ROLE_ROUTER_NORM] = {NORM, .when = IF_BESIDE},
     [ROLE_EXPERT_SCALE] = {NORM_OF(EXPERTS), .when = IF_BESIDE},
     [ROLE_EXPERTS_NORM] = {NORM, .when = IF_BESIDE},
     [ROLE_GATE_UP] = {IN_TWIN, .when = IF_MLP, MATRIX(UP, HIDDEN), TWO_INNER},
     [ROLE_GATE_UP_BIAS] = {BIAS, .when = IF_MLP_BIAS},
-    [ROLE_EXPERTS_GATE_UP] = {IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, MATRIX(UP, EXPERT),
-                              TWO_INNER},
+    [ROLE_EXPERTS_GATE_UP] = {IN_TWIN, OF_EXPERTS, MATRIX(UP, EXPERT), TWO_INNER},
     [ROLE_EXPERTS_GATE_UP_BIAS] = {BIAS, OF_EXPERTS, .when = IF_EXPERTS_BIAS},
     [ROLE_EXPERTS_IN] = {IN_TWIN, .when = IF_EXPERTS_LATENT, MATRIX(EXPERT, HIDDEN)},
     [ROLE_EXPERTS_OUT] = {IN_TWIN, .when = IF_EXPERTS_LATENT, MATRIX(HIDDEN, EXPERT)},
     [ROLE_DOWN] = {IN_TWIN, .when = IF_MLP, MATRIX(HIDDEN, INNER)},
     [ROLE_DOWN_BIAS] = {BIAS, .when = IF_MLP_BIAS},
-    [ROLE_EXPERTS_DOWN] = {IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, MATRIX(EXPERT, INNER)},
+    [ROLE_EXPERTS_DOWN] = {IN_TWIN, OF_EXPERTS, MATRIX(EXPERT, INNER)},
     [ROLE_EXPERTS_DOWN_BIAS] = {BIAS, OF_EXPERTS, .when = IF_EXPERTS_BIAS},
-    [ROLE_SHARED_GATE_UP] = {IN_TWIN, .when = IF_SHARED, MATRIX(SHARED_UP, HIDDEN),
+    [ROLE_SHARED_GATE_UP] = {IN_TWIN, MATRIX(SHARED_UP, HIDDEN),
                              .parts = {SIZE_SHARED_INNER, SIZE_SHARED_INNER}},
-    [ROLE_SHARED_DOWN] = {IN_TWIN, .when = IF_SHARED, MATRIX(HIDDEN, SHARED_INNER)},
+    [ROLE_SHARED_DOWN] = {IN_TWIN, MATRIX(HIDDEN, SHARED_INNER)},
     [ROLE_SHARED_GATE] = {.when = IF_SHARED_GATE, MATRIX(ONE, HIDDEN)},
     [ROLE_POST_SHARED_NORM] = {NORM, .when = IF_BESIDE},
     [ROLE_POST_EXPERTS_NORM] = {NORM, .when = IF_BESIDE},
@@ -300,11 +291,10 @@ static struct cut cut_role(const struct model_config *c, const struct layer_conf
                            enum tensor_role i)
 {
     const struct role *r = &roles[i], *shape = r - r->is_bias;
-    struct cut cut = {0};
-    if (!holds(c, l, r->when)) return cut;
-    cut.experts = r->of_experts ? l->moe.n_experts : 1;
-    cut.cols = size_of(c, l, vocab, r->cols);
+    struct cut cut = {.cols = size_of(c, l, vocab, r->cols)};
     int64_t left = size_of(c, l, vocab, shape->rows);
+    if (!holds(c, l, r->when) || left == 0 || (r->cols && cut.cols == 0)) return cut;
+    cut.experts = r->of_experts ? l->moe.n_experts : 1;
     for (; left > 0; left -= cut.rows[cut.n_parts++])
         cut.rows[cut.n_parts] =
             shape->parts[0] == SIZE_NONE ? left : size_of(c, l, vocab, shape->parts[cut.n_parts]);
