@@ -289,13 +289,6 @@ struct moe_shape model_shared_shape(const struct model *m, int rows)
                               .dt = m->dt};
 }
 
-struct own_experts model_own_experts(const struct model *m, int l, const struct moe_routing *r)
-{
-    const struct layer_config *layer = &m->config->layers[l];
-    return (struct own_experts){layer_own_experts(m->config, layer),
-                                r->offsets + layer_first_expert(m->config, layer)};
-}
-
 // y (m, n) += each row's expert's bias, where experts have any.
 static void add_experts_bias(struct model *m, void *y, const void *bias, const struct matmul *shape)
 {
@@ -314,9 +307,10 @@ void model_experts_matmul(struct model *m, int l, void *y, const void *x, const 
     if (whole) comm_all_reduce(m->comm, y, n, m->dt);
 }
 
-struct matmul model_experts_shape(const struct model *m, int a, const struct weight_matrix *w,
-                                  const struct own_experts *own, bool back)
+struct matmul model_experts_shape(const struct model *m, int l, const struct moe_routing *r, int a,
+                                  const struct weight_matrix *w, bool back)
 {
+    const struct layer_config *layer = &m->config->layers[l];
     return (struct matmul){.m = a,
                            .n = back ? w->k : w->n,
                            .k = back ? w->n : w->k,
@@ -326,8 +320,8 @@ struct matmul model_experts_shape(const struct model *m, int a, const struct wei
                            .early = !back,
                            .scales = w->scales,
                            .mx_scales = w->mx_scales,
-                           .offsets = own->offsets,
-                           .n_experts = own->n};
+                           .offsets = r->offsets + layer_first_expert(m->config, layer),
+                           .n_experts = layer_own_experts(m->config, layer)};
 }
 
 const void *experts_input(struct model *m, int l, int rows)
@@ -391,15 +385,14 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, co
     const struct layer_weights *w = &m->weights->layers[l];
     const struct moe_routing *routing = tape ? &tape->routing : &m->routing;
     const struct moe_shape shape = model_moe_shape(m, l, rows);
-    const struct own_experts own = model_own_experts(m, l, routing);
     const struct weight_matrix up = weights_matrix(m->weights, ROLE_EXPERTS_GATE_UP, l);
     const struct weight_matrix down = weights_matrix(m->weights, ROLE_EXPERTS_DOWN, l);
     int a = rows * shape.top_k, inner = layer->intermediate;
     float *logits = tape ? tape->router_logits : m->router_logits;
     void *gate_up = tape ? tape->gate_up : m->gate_up,
          *out = tape ? tape->expert_out : m->expert_out;
-    struct matmul first = model_experts_shape(m, a, &up, &own, false),
-                  second = model_experts_shape(m, a, &down, &own, false);
+    struct matmul first = model_experts_shape(m, l, routing, a, &up, false),
+                  second = model_experts_shape(m, l, routing, a, &down, false);
     const struct act_shape act = model_act_shape(m, a, inner);
 
     const struct norm_args of_router = model_branch_norm(m, ROLE_ROUTER_NORM, l, x, tape),

@@ -313,11 +313,10 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, co
                    void *x_out);
 // By what a router's logits are multiplied where it has a norm of its own; else 1.
 float model_router_scale(const struct model *m);
-// y (a, n) = x (a, k), sorted by expert, times each row's expert's matrix w (n, k) transposed;
-// back: dx (a, k) from dy (a, n).
-struct own_experts;
-struct matmul model_experts_shape(const struct model *m, int a, const struct weight_matrix *w,
-                                  const struct own_experts *own, bool back);
+// y (a, n) = x (a, k), sorted by expert, times each row's expert's matrix w (n, k) transposed, of
+// those of layer l's experts that this rank holds; back: dx (a, k) from dy (a, n).
+struct matmul model_experts_shape(const struct model *m, int l, const struct moe_routing *r, int a,
+                                  const struct weight_matrix *w, bool back);
 // The weights of so many rows' chosen experts: the routing's, or where experts have scales of their
 // own the second of m->expert_scales' lists: each the routing's weight times the first's scale, as
 // the gate says.
@@ -326,12 +325,6 @@ struct gate_args model_expert_gate(const struct model *m, int l, const struct mo
                                    int rows);
 // That second list in the experts' order. The others are lost.
 float *model_sort_by_expert(struct model *m, int l, const struct moe_routing *r, int rows);
-// Those of layer l's experts that this rank holds, and where their rows begin.
-struct own_experts {
-    int n;
-    const int32_t *offsets; // (n + 1) of all sorted rows
-};
-struct own_experts model_own_experts(const struct model *m, int l, const struct moe_routing *r);
 // y (A, expert width) = a matmul of experts, and the bias (NULL: none). Where ranks hold whole
 // experts each gives what its own do for their rows, and all get all rows: a row is one rank's, and
 // a sum with zeros is it, so that the bits are those of one rank.

@@ -263,15 +263,21 @@ static void input_back(struct backward *b, void *dx, const void *dy, const struc
     m->ops->matmul(m->dev, dx, dy, w->w, NULL, &shape);
 }
 
-// dw (n, k) += dy (rows, n)^T . x (rows, k), and db (n) += column sums of dy: each where it is
-// trained.
-static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, const void *x,
-                           int rows, int n, int k)
+// Of a matrix (n, k) and its bias (n), each where it is trained: the gradients += dy (rows, n)^T .
+// x (rows, k), and += column sums of dy. of: a matmul of experts, whose rows these are: of each
+// expert's; NULL: of the one.
+static void back_to_weight(struct model *m, const struct weight_matrix *g, const void *dy,
+                           const void *x, int rows, const struct matmul *of)
 {
+    const struct expert_rows sums = {rows, of ? of->n_experts : 1, g->n, m->dt};
     struct matmul shape = {
-        .m = n, .n = k, .k = rows, .trans_a = true, .beta = 1, .in = m->dt, .out = DT_F32};
-    if (dw) m->ops->matmul(m->dev, dw, dy, x, NULL, &shape);
-    if (db) m->ops->column_sum(m->dev, db, dy, NULL, &(struct expert_rows){rows, 1, n, m->dt});
+        .m = g->n, .n = g->k, .k = rows, .trans_a = true, .beta = 1, .in = m->dt, .out = DT_F32};
+    if (of) {
+        shape.offsets = of->offsets;
+        shape.n_experts = of->n_experts;
+    }
+    if (g->w) m->ops->matmul(m->dev, g->w, dy, x, NULL, &shape);
+    if (g->bias) m->ops->column_sum(m->dev, g->bias, dy, shape.offsets, &sums);
 }
 
 // matrix_back() of some rows of the batch (index, device); NULL: of all, in order.
@@ -282,7 +288,7 @@ static void rows_back(struct backward *b, void *dx, const void *dy, const void *
     const struct weight_matrix w = weights_matrix(m->weights, role, layer),
                                g = weights_matrix(b->grads, role, layer);
     struct lora_args args;
-    back_to_weight(m, g.w, g.bias, dy, x, rows, w.n, w.k);
+    back_to_weight(m, &g, dy, x, rows, NULL);
     input_back(b, dx, dy, &w, rows, add);
     if (!b->adapter || !adapter_table_args(m->adapters, role, layer, rows, NULL, &args)) return;
     adapter_grads(b->adapter, b->adapter_grads, role, layer, args.grads);
@@ -467,22 +473,9 @@ static void dense_back(struct backward *b, int l, int rows, const void *dout, co
     } else {
         input_back(b, b->dact, dout, &w, rows, false);
         m->ops->act_back(m->dev, b->dgate_up, m->act, b->dact, gate_up, &act);
-        back_to_weight(m, g.w, g.bias, dout, m->act, rows, w.n, w.k);
+        back_to_weight(m, &g, dout, m->act, rows, NULL);
     }
     matrix_back(b, b->dnormed, b->dgate_up, m->normed, rows, up, l, add);
-}
-
-// Adds to the gradients of all experts' matrices (experts, n, k) and biases, each where it is
-// trained, from dy (m, n) and x (m, k) in the experts' order.
-static void experts_to_weight(struct model *m, void *dw, float *dbias, const void *dy,
-                              const void *x, const struct own_experts *own, int a, int n, int k)
-{
-    struct matmul shape = {n, k, a, .trans_a = true, .beta = 1, .in = m->dt, .out = DT_F32};
-    const struct expert_rows rows = {a, own->n, n, m->dt};
-    if (dbias) m->ops->column_sum(m->dev, dbias, dy, own->offsets, &rows);
-    shape.offsets = own->offsets;
-    shape.n_experts = own->n;
-    if (dw) m->ops->matmul(m->dev, dw, dy, x, NULL, &shape);
 }
 
 // The gradients of experts' own scales, and of the routing's weights, times the factor of logits.
@@ -506,7 +499,7 @@ static void router_back(struct backward *b, int l, int rows, enum tensor_role ro
     struct model *m = b->m;
     const struct weight_matrix w = weights_matrix(m->weights, role, l),
                                g = weights_matrix(b->grads, role, l);
-    back_to_weight(m, g.w, g.bias, b->drouter, m->normed, rows, w.n, w.k);
+    back_to_weight(m, &g, b->drouter, m->normed, rows, NULL);
     if (model_begins_mlp(m, l))
         input_back(b, b->dnormed, b->drouter, &w, rows, add);
     else if (!add)
@@ -529,10 +522,9 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     const struct moe_shape shape = model_moe_shape(m, l, rows);
     const bool latent = layer->expert_latent > 0, beside = m->config->experts_beside;
     const int width = shape.width, inner = layer->intermediate, a = rows * shape.top_k;
-    const struct own_experts own = model_own_experts(m, l, r);
     const struct act_shape act = model_act_shape(m, a, inner);
-    struct matmul to_act = model_experts_shape(m, a, &down, &own, true),
-                  to_input = model_experts_shape(m, a, &up, &own, true);
+    struct matmul to_act = model_experts_shape(m, l, r, a, &down, true),
+                  to_input = model_experts_shape(m, l, r, a, &up, true);
     struct moe_routing scaled = *r;
     to_act.rounds = rounding(b, &down);
     to_input.rounds = rounding(b, &up);
@@ -546,10 +538,10 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     ops->moe_combine_back(m->dev, b->dexpert, b->dweight, dout, tape->expert_out, &scaled, &shape);
     ops->matmul(m->dev, b->dact, b->dexpert, down.w, NULL, &to_act);
     ops->act_back(m->dev, b->dgate_up, m->act, b->dact, tape->gate_up, &act);
-    experts_to_weight(m, ddown.w, ddown.bias, b->dexpert, m->act, &own, a, width, inner);
+    back_to_weight(m, &ddown, b->dexpert, m->act, a, &to_act);
     ops->gather_rows(m->dev, m->expert_in, experts_input(m, l, rows),
                      &(struct gather_args){r->row, a, width, 1.0f, m->dt, 0, 0});
-    experts_to_weight(m, dup.w, dup.bias, b->dgate_up, m->expert_in, &own, a, up.n, width);
+    back_to_weight(m, &dup, b->dgate_up, m->expert_in, a, &to_input);
     model_experts_matmul(m, l, b->dexpert, b->dgate_up, up.w, NULL, &to_input);
     model_sum_mlp(m, l, b->dweight, (size_t)a, DT_F32);
     if (beside) scales_back(b, l, rows, r);
