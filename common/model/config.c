@@ -217,17 +217,8 @@ int64_t config_state_elements(const struct model_config *config)
 
 void model_config_draft_ahead(struct model_config *config, int n)
 {
-    for (int l = 0; l < config->n_layers; l++) {
-        struct delta_shape *s = &config->layers[l].delta;
-        if (s->n_heads > 0) s->ahead = n;
-    }
-}
-
-int config_draft_ahead(const struct model_config *config)
-{
-    int n = 0;
-    for (int l = 0; l < config->n_layers && n == 0; l++) n = config->layers[l].delta.ahead;
-    return n;
+    for (int l = 0; l < config->n_layers; l++)
+        if (config->layers[l].delta.n_heads > 0) config->layers[l].delta.ahead = config->ahead = n;
 }
 
 const char *const stored_form_notes[] = {

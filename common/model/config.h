@@ -191,6 +191,7 @@ struct model_config {
     // It is the first of these, as a model of one layer that drafts (model_config_take_mtp()).
     bool mtp;
     int first_layer;        // what the folder calls layer 0
+    int ahead;              // model_config_draft_ahead(); 0: its states, if it has any, cannot
     int bos_id, pad_id;     // -1: none
     int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
     enum dtype file_dtype;  // torch_dtype / dtype: what the folder's tensors are said to be
@@ -453,8 +454,6 @@ int64_t config_state_elements(const struct model_config *config);
 // not reach the next one (ops.h, delta_shape.ahead): makes room for that, before anything is
 // allocated.
 void model_config_draft_ahead(struct model_config *config, int n);
-// How many; 0: its states, if it has any, cannot.
-int config_draft_ahead(const struct model_config *config);
 
 // Reads the rope keys of a config.json (rope_theta, rope_scaling, rope_parameters or its
 // full_attention, partial_rotary_factor) into ropes[0], which all layers have. Layers and

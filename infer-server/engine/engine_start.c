@@ -271,8 +271,8 @@ static bool keeps_states(const struct executor *x, const struct engine_options *
 static int draft_ahead(const struct executor *x)
 {
     const struct runner *draft = x->runners[RUNNER_DRAFT];
-    const int n = config_draft_ahead(x->runners[RUNNER_POLICY]->config);
-    return n > 0 || !draft ? n : config_draft_ahead(draft->config);
+    const int n = x->runners[RUNNER_POLICY]->config->ahead;
+    return n > 0 || !draft ? n : draft->config->ahead;
 }
 
 // The pools take what memory is left: a block of each runner's for every block there is.
