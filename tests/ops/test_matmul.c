@@ -214,21 +214,26 @@ struct rounded {
     void *bias, *c; // (n), (rows, n)
 };
 
+// m rows from `first` on, times an expert's weights or, of all experts, those from 0 on.
+static struct matmul rounded_shape(const struct rounded *d, int first, int m, int expert)
+{
+    return (struct matmul){.m = m,
+                           .n = d->p->n,
+                           .k = d->p->k,
+                           .trans_b = true,
+                           .in = dt,
+                           .out = dt,
+                           .early = true,
+                           .scales = d->w_scales + (int64_t)expert * d->p->n,
+                           .a_scales = d->scales + first};
+}
+
 static void run_rounded(const struct rounded *d, void *c, int first, int m, int expert)
 {
     const struct e4m3_shape *p = d->p;
-    const int64_t w_row = (int64_t)expert * p->n;
-    const struct matmul s = {.m = m,
-                             .n = p->n,
-                             .k = p->k,
-                             .trans_b = true,
-                             .in = dt,
-                             .out = dt,
-                             .early = true,
-                             .scales = d->w_scales + w_row,
-                             .a_scales = d->scales + first};
-    ops->matmul(dev, c, d->codes + (int64_t)first * p->k, d->w_codes + w_row * p->k,
-                p->experts ? NULL : d->bias, &s);
+    const struct matmul s = rounded_shape(d, first, m, expert);
+    ops->matmul(dev, c, d->codes + (int64_t)first * p->k,
+                d->w_codes + (int64_t)expert * p->n * p->k, p->experts ? NULL : d->bias, &s);
 }
 
 static void near_exact(const struct rounded *d)
@@ -325,17 +330,9 @@ static void of_experts(const struct rounded *d, int m)
     int32_t offsets[9] = {0}, *on_device = to_device(NULL, sizeof offsets);
     char *have = to_device(NULL, bytes), *want = to_device(NULL, bytes),
          *x = to_device(NULL, bytes);
-    struct matmul s = {.m = m,
-                       .n = p->n,
-                       .k = p->k,
-                       .trans_b = true,
-                       .in = dt,
-                       .out = dt,
-                       .early = true,
-                       .scales = d->w_scales,
-                       .a_scales = d->scales,
-                       .offsets = on_device,
-                       .n_experts = p->experts};
+    struct matmul s = rounded_shape(d, 0, m, 0);
+    s.offsets = on_device;
+    s.n_experts = p->experts;
     set_offsets(offsets, p->experts, m);
     device_copy_in(dev, on_device, offsets, sizeof offsets);
     for (int e = 0; e < p->experts; e++)

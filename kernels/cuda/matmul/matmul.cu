@@ -91,7 +91,7 @@ struct matmul_state {
     ~matmul_state()
     {
         plans.clear();
-        lt_Destroy(handle);
+        if (handle) lt_Destroy(handle);
         cudaFree(workspace);
     }
 };
