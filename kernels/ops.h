@@ -213,18 +213,19 @@ static inline int latent_expanded_dim(int nope, int rope, int value)
 // The rotation of all queries and keys of a batch, in rows as of attention.
 static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
                                              const struct batch_view *batch,
-                                             const struct attn_shape *s, float sign, enum dtype dt)
+                                             const struct attn_shape *s, float sign)
 {
-    const struct rope_args args = {table,
-                                   batch->positions,
-                                   batch->n_tokens,
-                                   s->n_heads + s->n_kv_heads,
-                                   s->head_dim,
-                                   rot_dim,
-                                   (int64_t)(s->n_heads + 2 * s->n_kv_heads) * s->head_dim,
-                                   sign,
-                                   false,
-                                   dt};
+    struct rope_args args;
+    args.table = table;
+    args.positions = batch->positions;
+    args.rows = batch->n_tokens;
+    args.n = s->n_heads + s->n_kv_heads;
+    args.head_dim = s->head_dim;
+    args.rot_dim = rot_dim;
+    args.stride = attn_row_width(s);
+    args.sign = sign;
+    args.interleaved = false;
+    args.dt = s->dt;
     return args;
 }
 

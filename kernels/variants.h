@@ -15,17 +15,21 @@ extern "C" {
 // clang-format off
 // The fields of struct ops (ops.h), in its order.
 #define EACH_OP(X) \
-    X(matmul) X(lora) X(gather_rows) X(scatter_add_rows) X(norm) X(norm_back) X(rope) \
-    X(kv_round) X(rope_store) X(attn) X(attn_back) \
+    X(matmul) X(lora) \
+    X(gather_rows) X(scatter_add_rows) \
+    X(norm) X(norm_back) \
+    X(rope) X(kv_round) X(rope_store) X(attn) X(attn_back) \
     X(latent_matmul) X(latent_expand) \
-    X(split_gate) X(gate) X(gate_back) X(short_conv) X(short_conv_back) \
-    X(delta_rule) X(delta_rule_back) X(act) X(act_back) \
+    X(split_gate) X(gate) X(gate_back) \
+    X(short_conv) X(short_conv_back) X(delta_rule) X(delta_rule_back) \
+    X(act) X(act_back) \
     X(moe_route) X(moe_route_back) X(moe_balance) X(moe_balance_back) \
-    X(experts_bias) \
-    X(moe_combine) X(moe_combine_back) X(multiply) X(add) \
-    X(column_sum) X(convert) X(quantise) X(softcap) X(softcap_back) X(logprob) \
-    X(logprob_back) X(top_logprobs) X(adjust_logits) X(mask_logits) X(distill) X(sample) X(sum_squares) \
-    X(adamw) X(checksum) X(random_normal) X(scratch_bytes)
+    X(experts_bias) X(moe_combine) X(moe_combine_back) \
+    X(multiply) X(add) X(column_sum) X(convert) X(quantise) \
+    X(softcap) X(softcap_back) \
+    X(logprob) X(logprob_back) X(top_logprobs) X(adjust_logits) X(mask_logits) X(distill) X(sample) \
+    X(sum_squares) X(adamw) \
+    X(checksum) X(random_normal) X(scratch_bytes)
 // clang-format on
 
 enum op {

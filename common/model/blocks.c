@@ -150,9 +150,8 @@ struct delta_layer model_delta_layer(const struct model *m, int l, const struct 
     char *in = tape ? tape->delta_in : m->attn_in;
     void *out = tape ? tape->attn : m->attn_out;
     float *gates = tape ? tape->delta_gates : m->delta_gates;
-    const void *steps = in + (size_t)(stride - s.n_heads) * e, *gated = is_conv     ? m->qkv
-                                                                        : s.is_scan ? out
-                                                                                    : m->gate;
+    const void *steps = in + (size_t)(stride - s.n_heads) * e;
+    const void *gated = is_conv ? m->qkv : s.is_scan ? out : m->gate;
     return (struct delta_layer){
         .shape = s,
         .in = in,

@@ -593,7 +593,7 @@ void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *ba
     if (layer->rope < 0) return;
     const struct rope_config *config = &m->config->ropes[layer->rope];
     struct rope_args rope =
-        rope_of_batch(m->ropes[layer->rope], config->dim, batch, &m->attn[l], sign, m->dt);
+        rope_of_batch(m->ropes[layer->rope], config->dim, batch, &m->attn[l], sign);
     rope.interleaved = config->interleaved;
     if (layer->kv_from >= 0) rope.n = layer->n_heads;
     if (m->config->query_rope) {

@@ -507,8 +507,7 @@ void cpu_rope_store(struct device *dev, void *qkv, const struct rope_store *stor
     const struct kv_view *kv = store->kv;
     const int layer = store->layer;
     if (!cpu_is_f32(dev, "rope_store", shape->dt)) return;
-    const struct rope_args rope =
-        rope_of_batch(store->table, store->rot_dim, batch, shape, 1, shape->dt);
+    const struct rope_args rope = rope_of_batch(store->table, store->rot_dim, batch, shape, 1);
     if (rope.table) cpu_rope(dev, qkv, &rope);
     const int64_t width = (int64_t)shape->n_kv_heads * shape->head_dim;
     const int64_t stride = kv->layers[layer].width, at = kv->layers[layer].offset;

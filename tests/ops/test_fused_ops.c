@@ -52,7 +52,7 @@ static void check_rope_store_into(enum dtype pool_dt, int rows, int heads, int k
                                .slots = to_device(slots, rows * sizeof *slots)};
     struct attn_shape shape = {
         .n_heads = heads, .n_kv_heads = kv_heads, .head_dim = dim, .scale = 1, .dt = dt};
-    const struct rope_args rope = rope_of_batch(table, rot, &batch, &shape, 1, dt);
+    const struct rope_args rope = rope_of_batch(table, rot, &batch, &shape, 1);
     char name[80];
     snprintf(name, sizeof name, "rope_store %d rows, %d + 2 x %d heads of %d, %d rotated, %s", rows,
              heads, kv_heads, dim, rot, dtype_name(pool_dt));
