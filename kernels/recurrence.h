@@ -1,6 +1,5 @@
-/* recurrence.h: how recurrences (ops.h, delta_shape) go over a batch, and where they keep what.
- * CUDA shares what is asked of a shape; its kernels go over a batch of their own, by the same rules
- * (kernels/cuda/recurrence/recurrence.cuh). */
+/* recurrence.h: how recurrences (ops.h, delta_shape) go over a batch, and where they keep what; of
+ * both backends. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_RECURRENCE_H
 #define KERNELS_RECURRENCE_H

@@ -155,63 +155,47 @@ template <int N> INLINE void clear(float (&sums)[N][4])
 
 // ---- rows ---------------------------------------------------------------------------------------
 
-// What a rule reads (ops.h, delta_args).
-template <typename T, bool SCAN> struct rule_inputs {
+// What a rule goes over and reads (ops.h, delta_args).
+template <typename T, bool SCAN> struct rule_of : delta_shape {
+    delta_rows b;
     const T *qkv, *a_log, *dt_bias, *skip;
     const std::conditional_t<SCAN, T, float> *gates;
     int64_t stride; // of gates
 };
 
-template <typename T, bool SCAN>
-static rule_inputs<T, SCAN> inputs_of(const struct delta_args *a, const struct delta_shape *s)
-{
-    return {(const T *)a->qkv,
-            (const T *)a->a_log,
-            (const T *)a->dt_bias,
-            (const T *)a->skip,
-            (decltype(rule_inputs<T, SCAN>::gates))a->gates,
-            SCAN ? a->stride : 2 * s->n_heads};
-}
-
-// Of a value head, and which columns a block has.
-template <typename T, bool SCAN> struct source : rule_inputs<T, SCAN> {
-    float rate, bias, min_step, skips; // exp(a_log), dt_bias, skip
-    int head, q_at, k_at, value_at, width, n_heads, key_dim, head_dim;
-    int first; // column
+// Of a value head of a unit that begins with a sequence, and from which column on a block has some.
+template <typename T, bool SCAN> struct source : rule_of<T, SCAN> {
+    float rate, bias, skips; // exp(a_log), dt_bias, skip
+    delta_columns at;
+    int width; // of a row of qkv
+    int seq, head, first;
 };
 
-// Columns of the queries' heads, the keys' and the values' in a row.
-struct head_columns {
-    int q, k, value, width;
-};
-
-template <bool SCAN> INLINE head_columns columns_of(const delta_shape &s)
-{
-    const int keys = s.n_key_heads * s.key_dim, values = s.n_heads * s.head_dim;
-    if (SCAN) return {values + keys, values, 0, 2 * keys + values};
-    return {0, keys, 2 * keys, 2 * keys + values};
-}
-
 template <typename T, bool SCAN>
-INLINE source<T, SCAN> source_of(const rule_inputs<T, SCAN> &in, const delta_shape &s, int head,
-                                 int first)
+INLINE source<T, SCAN> source_of(const rule_of<T, SCAN> &in, int seq, int head, int first)
 {
-    const head_columns at = columns_of<SCAN>(s);
-    const int key_head = head / heads_each(&s);
     return {in,
             expf(to_f32(in.a_log[head])),
             to_f32(in.dt_bias[head]),
-            s.min_step,
             SCAN ? to_f32(in.skip[head]) : 0.f,
+            delta_columns_of(&in, SCAN, head),
+            delta_conv_width(&in),
+            seq,
             head,
-            at.q + key_head * s.key_dim,
-            at.k + key_head * s.key_dim,
-            at.value + head * s.head_dim,
-            at.width,
-            s.n_heads,
-            s.key_dim,
-            s.head_dim,
             first};
+}
+
+DTYPE_INLINE int slices_of(const delta_shape *s, int C)
+{
+    return (s->head_dim + C - 1) / C;
+}
+
+// Of all heads and slices of C columns of all sequences.
+template <int C, typename T, bool SCAN>
+INLINE source<T, SCAN> source_at(const rule_of<T, SCAN> &in, int unit)
+{
+    const int slices = slices_of(&in, C), n = in.n_heads * slices;
+    return source_of(in, unit / n, unit / slices % in.n_heads, unit % slices * C);
 }
 
 // What a row's gates are made of, beta, and its log decay, by which G behind it differs from that
@@ -237,10 +221,11 @@ template <typename T, bool SCAN> INLINE row_gates gates_of(const source<T, SCAN>
 }
 
 // A warp's lane has elements lane + 32 i of a vector of key_dim; returns what divides by its
-// length.
-INLINE float inverse_length(const float (&x)[DIM / 32])
+// length, where the rule does.
+template <bool SCAN> INLINE float inverse_length(const float (&x)[DIM / 32])
 {
     float squares = 0;
+    if (SCAN) return 1.f;
     unrolled<DIM / 32>([&](int i) { squares = fmaf(x[i], x[i], squares); });
     return 1.f / sqrtf(lanes_sum(squares) + LENGTH_EPS);
 }
@@ -250,6 +235,20 @@ template <typename T> INLINE void read_vector(float (&x)[DIM / 32], const T *fro
     unrolled<DIM / 32>([&](int i) {
         const int e = thread() % 32 + 32 * i;
         x[i] = e < key_dim ? to_f32(from[e]) : 0.f;
+    });
+}
+
+// A row's q and k as the rule takes them. is_known: k is so already.
+template <bool SCAN, typename T>
+INLINE void write_vectors(T *to_q, T *to_k, const float (&q)[DIM / 32], const float (&k)[DIM / 32],
+                          int key_dim, bool is_known = false)
+{
+    const float length = inverse_length<SCAN>(k);
+    const float q_factor = SCAN ? 1.f : inverse_length<SCAN>(q) * (1.f / sqrtf((float)key_dim));
+    const float k_factor = is_known ? 1.f : length;
+    unrolled<DIM / 32>([&](int i) {
+        to_q[thread() % 32 + 32 * i] = from_f32<T>(q[i] * q_factor);
+        to_k[thread() % 32 + 32 * i] = from_f32<T>(k[i] * k_factor);
     });
 }
 
@@ -265,29 +264,22 @@ template <int V, int ROWS, int WIDTH, typename T, int N, typename S>
 INLINE void read_tile_by(T (*to)[N], const S *from, int64_t stride, int columns, int t, int end)
 {
     constexpr int UNITS = WIDTH / V, EACH = (ROWS * UNITS + THREADS - 1) / THREADS;
-    constexpr int W = V < wide<T> ? V : wide<T>;
-    float x[EACH][V / W][W];
+    float x[EACH][V] = {};
     unrolled<EACH>([&](int i) {
-        const int unit = thread() + i * THREADS, row = t + unit / UNITS;
-        const int column = unit % UNITS * V;
-        float all[V] = {};
-        if (row < end && column < columns) load<S, V>(all, from + (row - t) * stride + column);
-        unrolled<V>([&](int v) { x[i][v / W][v % W] = all[v]; });
+        const int unit = thread() + i * THREADS, row = t + unit / UNITS, column = unit % UNITS * V;
+        if (row < end && column < columns) load<S, V>(x[i], from + (row - t) * stride + column);
     });
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int unit = thread() + i * THREADS, row = t + unit / UNITS;
-        if (unit >= ROWS * UNITS || row >= tile_end(end)) continue;
-        unrolled<V / W>(
-            [&](int v) { store<T, W>(&to[row % ROWS][unit % UNITS * V + v * W], x[i][v]); });
-    }
+    unrolled<EACH>([&](int i) {
+        const int unit = thread() + i * THREADS, row = t + unit / UNITS, column = unit % UNITS * V;
+        if (unit < ROWS * UNITS && row < tile_end(end)) store<T, V>(&to[row % ROWS][column], x[i]);
+    });
 }
 
 template <int ROWS, int WIDTH, typename T, int N, typename S>
 INLINE void read_tile(T (*to)[N], const S *from, int64_t stride, int columns, int t, int end)
 {
-    if (((size_t)from | stride * sizeof(S)) % 16 == 0 && columns % wide<S> == 0)
-        read_tile_by<wide<S>, ROWS, WIDTH>(to, from, stride, columns, t, end);
+    if (((size_t)from | stride * sizeof(S)) % (4 * sizeof(S)) == 0 && columns % 4 == 0)
+        read_tile_by<4, ROWS, WIDTH>(to, from, stride, columns, t, end);
     else
         read_tile_by<1, ROWS, WIDTH>(to, from, stride, columns, t, end);
 }
@@ -309,26 +301,19 @@ INLINE void write_operand(T (*to)[P], float (&S)[N][4], int key, int column = 0)
 
 // ---- states in memory ---------------------------------------------------------------------------
 
-// Of a value head in a slot (ops.h, delta_state_elements).
-struct slot_parts {
-    float *k, *S, *u, *G;
-};
-
-INLINE slot_parts slot_of(const delta_rows &b, int slot, const delta_shape &s, int head)
+// Of a value head in a slot.
+template <typename T, bool SCAN>
+INLINE delta_state slot_of(const rule_of<T, SCAN> &in, int slot, int head)
 {
-    const int each = heads_each(&s);
-    const int64_t matrix = (int64_t)s.key_dim * s.head_dim;
-    const int64_t own = matrix + CHUNK * (s.head_dim + 1);
-    const int width = 2 * s.n_key_heads * s.key_dim + s.n_heads * s.head_dim;
-    float *k = b.states + slot * b.slot_elements + (int64_t)(s.taps - 1 + s.ahead) * width +
-               head / each * (CHUNK * s.key_dim + each * own);
-    float *S = k + CHUNK * s.key_dim + head % each * own;
-    return {k, S, S + matrix, S + matrix + CHUNK * s.head_dim};
+    const int each = heads_each(&in);
+    float *group = in.b.states + slot * in.b.slot_elements + delta_window_elements(&in) +
+                   head / each * delta_group_elements(&in);
+    return delta_state_of(group, &in, head % each);
 }
 
 // each(sum, its number in a slot, whether that is there) for sums of S of keys from `key` on.
 template <typename T, bool SCAN, int N, typename F>
-INLINE void each_state(float (&S)[N][4], const slot_parts &slot, const source<T, SCAN> &f, int key,
+INLINE void each_state(float (&S)[N][4], const delta_state &slot, const source<T, SCAN> &f, int key,
                        F each)
 {
     each_sum(S, [&](int i, int c, float &sum) {
@@ -338,7 +323,8 @@ INLINE void each_state(float (&S)[N][4], const slot_parts &slot, const source<T,
 }
 
 template <typename T, bool SCAN, int N>
-INLINE void write_state(float (&S)[N][4], const slot_parts &slot, const source<T, SCAN> &f, int key)
+INLINE void write_state(float (&S)[N][4], const delta_state &slot, const source<T, SCAN> &f,
+                        int key)
 {
     each_state(S, slot, f, key, [](float &sum, float &to, bool is_there) {
         if (is_there) to = sum;
@@ -347,7 +333,7 @@ INLINE void write_state(float (&S)[N][4], const slot_parts &slot, const source<T
 
 // u of the open chunk's rows t to `end` to a slot.
 template <typename T, bool SCAN, int P>
-INLINE void write_rows(const slot_parts &slot, const T (*u)[P], const source<T, SCAN> &f, int t,
+INLINE void write_rows(const delta_state &slot, const T (*u)[P], const source<T, SCAN> &f, int t,
                        int end)
 {
     constexpr int C = P - PITCH;
@@ -360,11 +346,11 @@ INLINE void write_rows(const slot_parts &slot, const T (*u)[P], const source<T, 
 // k and G of the open chunk's rows to the slots of a unit, which all slices of all heads of a key
 // head, a group, have read by now.
 template <typename T, bool SCAN>
-INLINE void keep_open(const rule_inputs<T, SCAN> &in, const delta_rows &b, const delta_shape &s,
-                      int seq, int group)
+INLINE void keep_open(const rule_of<T, SCAN> &in, int seq, int group)
 {
-    const int each = heads_each(&s), lane = thread() % 32;
-    const int end = delta_unit_end(b, seq), row = b.query_start[seq], first = b.positions[row];
+    const delta_rows &b = in.b;
+    const int each = heads_each(&in), lane = thread() % 32;
+    const int end = unit_end(&b, seq), row = b.query_start[seq], first = b.positions[row];
     // The first sequence's last, since all read what its slot held.
     for (int next = end - 1; next >= seq; next--) {
         if (!delta_leaves(b, next, end)) continue;
@@ -373,53 +359,48 @@ INLINE void keep_open(const rule_inputs<T, SCAN> &in, const delta_rows &b, const
         const int old = max(first - border, 0); // rows that are of earlier batches
         const int known = b.state_slot[next] == b.state_from[seq] ? old : 0;
         for (int i = thread(); i < each; i += blockDim.x) {
-            const int head = group * each + i;
-            const source<T, SCAN> f = source_of(in, s, head, 0);
-            const float *from = slot_of(b, b.state_from[seq], s, head).G;
-            float *to = slot_of(b, b.state_slot[next], s, head).G;
+            const source<T, SCAN> f = source_of(in, seq, group * each + i, 0);
+            const float *from = slot_of(in, b.state_from[seq], f.head).G;
+            float *to = slot_of(in, b.state_slot[next], f.head).G;
             float G = known > 0 ? from[known - 1] : 0.f;
             for (int j = known; j < n; j++)
                 to[j] = G = j < old ? from[j]
                                     : __fadd_rn(G, gates_of(f, row + border + j - first).log_decay);
         }
-        const float *from = slot_of(b, b.state_from[seq], s, group * each).k;
-        float *to = slot_of(b, b.state_slot[next], s, group * each).k;
+        const float *from = slot_of(in, b.state_from[seq], group * each).k;
+        float *to = slot_of(in, b.state_slot[next], group * each).k;
+        const T *rows = in.qkv + delta_columns_of(&in, SCAN, group * each).k;
         for (int j = known + thread() / 32; j < n; j += blockDim.x / 32) {
+            const int64_t at = (int64_t)(row + border + j - first) * delta_conv_width(&in);
             float k[DIM / 32];
-            if (j < old) {
-                read_vector(k, from + j * s.key_dim, s.key_dim);
-            } else {
-                const head_columns at = columns_of<SCAN>(s);
-                read_vector(k,
-                            in.qkv + (int64_t)(row + border + j - first) * at.width + at.k +
-                                group * s.key_dim,
-                            s.key_dim);
-                const float factor = SCAN ? 1.f : inverse_length(k);
-                for (int i = 0; i < DIM / 32; i++) k[i] = to_f32(from_f32<T>(k[i] * factor));
-            }
+            if (j < old)
+                read_vector(k, from + j * in.key_dim, in.key_dim);
+            else
+                read_vector(k, rows + at, in.key_dim);
+            const float length = inverse_length<SCAN>(k), factor = j < old ? 1.f : length;
             for (int i = 0; i < DIM / 32; i++)
-                if (lane + 32 * i < s.key_dim) to[j * s.key_dim + lane + 32 * i] = k[i];
+                if (lane + 32 * i < in.key_dim)
+                    to[j * in.key_dim + lane + 32 * i] = to_f32(from_f32<T>(k[i] * factor));
         }
         __syncthreads();
     }
 }
 
-// What a block goes over: a value head and a slice of a sequence.
-struct unit_of {
-    int seq, head, slice;
-};
-
-INLINE unit_of unit_at(int unit, const delta_shape &s, int slices)
-{
-    return {unit / (s.n_heads * slices), unit / slices % s.n_heads, unit % slices};
-}
-
 // Whether the sequences of a unit that begins with seq have one row each, which row_kernel() takes.
 INLINE bool is_few(const delta_rows &b, int seq)
 {
-    if (!b.paged) return false;
-    const int end = delta_unit_end(b, seq);
+    if (b.packed) return false;
+    const int end = unit_end(&b, seq);
     return b.query_start[end] - b.query_start[seq] == end - seq;
+}
+
+// Behind the last of all slices of a key head's heads.
+template <typename T, bool SCAN>
+INLINE void keep_at_end(const rule_of<T, SCAN> &in, int seq, int head, int C, unsigned *tickets)
+{
+    const int each = heads_each(&in), group = head / each;
+    if (last_block(&tickets[seq * in.n_key_heads + group], each * slices_of(&in, C)))
+        keep_open(in, seq, group);
 }
 
 // ---- decoded rows -------------------------------------------------------------------------------
@@ -430,20 +411,24 @@ template <typename T, bool SCAN> struct row_memory {
     T k[CHUNK][DIM + PITCH], q[16][DIM + PITCH];
     T S[DIM][row_columns<T> + PITCH]; // at the border
     T u[CHUNK][row_columns<T> + PITCH];
-    T seen[16][CHUNK + PITCH]; // what row t's output takes of u of row j
-    // [j][t]: what u of row t takes of that of row j
-    alignas(16) float read[SCAN ? 1 : CHUNK][16 + 4];
+    T seen[TILES][16][16]; // as in piece_head, of a tile
+    alignas(16) float read[SCAN ? 1 : TILES][16][16];
     float r[16][row_columns<T> + 4]; // values; then u while it is being summed up
     float G[CHUNK], beta[CHUNK], log_decay[CHUNK];
 };
+
+// G of rows t to `end` from that of those before.
+INLINE void sum_decays(float *__restrict__ G, const float *__restrict__ log_decay, int t, int end)
+{
+    float sum = t > 0 ? G[t - 1] : 0.f;
+    for (int i = t; i < end; i++) G[i] = sum = __fadd_rn(sum, log_decay[i]);
+}
 
 // q, k and gates of rows t to `end` of the chunk, the first of which is `row`, and G; for all
 // threads to wait for.
 template <typename T, bool SCAN>
 INLINE void read_rows(row_memory<T, SCAN> &w, const source<T, SCAN> &f, int row, int t, int end)
 {
-    const int lane = thread() % 32;
-    const float q_scale = 1.f / sqrtf((float)f.key_dim);
     if (t + thread() < end) {
         const row_gates gates = gates_of(f, row + thread());
         w.log_decay[t + thread()] = gates.log_decay;
@@ -452,19 +437,41 @@ INLINE void read_rows(row_memory<T, SCAN> &w, const source<T, SCAN> &f, int row,
     for (int at = t + thread() / 32; at < end; at += THREADS / 32) {
         float q[DIM / 32], k[DIM / 32];
         const T *from = f.qkv + (int64_t)(row + at - t) * f.width;
-        read_vector(q, from + f.q_at, f.key_dim);
-        read_vector(k, from + f.k_at, f.key_dim);
-        const float q_factor = SCAN ? 1.f : inverse_length(q) * q_scale;
-        const float k_factor = SCAN ? 1.f : inverse_length(k);
-        unrolled<DIM / 32>([&](int e) {
-            w.q[at % 16][lane + 32 * e] = from_f32<T>(q[e] * q_factor);
-            w.k[at][lane + 32 * e] = from_f32<T>(k[e] * k_factor);
-        });
+        read_vector(q, from + f.at.q, f.key_dim);
+        read_vector(k, from + f.at.k, f.key_dim);
+        write_vectors<SCAN>(w.q[at % 16], w.k[at], q, k, f.key_dim);
     }
     __syncthreads();
-    if (thread() >= 32) return;
-    float G = t > 0 ? w.G[t - 1] : 0.f;
-    for (int i = t; i < end; i++) w.G[i] = G = __fadd_rn(G, w.log_decay[i]);
+    if (thread() < 32) sum_decays(w.G, w.log_decay, t, end);
+}
+
+// From products of a tile's queries (is_q) or keys with keys from column `first` on what its rows
+// take of u of rows before them: their outputs, seen[of][t][j], or their own u, read[of][j][t],
+// `of` being the tile of j.
+template <bool SCAN, typename T, int N>
+INLINE void write_compared(T (*seen)[16][16], float (*read)[16][16], const float *G,
+                           const float *beta, float (&sums)[N][4], int tile, int first, bool is_q)
+{
+    each_pair(sums, [&](int row, int column, float x, float y) {
+        const int t = 16 * tile + row, j = first + column, of = j / 16;
+        if (of > tile) return;
+        x = j <= t ? expf(G[t] - G[j]) * x : 0.f;
+        y = j < t ? expf(G[t] - G[j + 1]) * y : 0.f;
+        if (SCAN || is_q) {
+            store_pair(&seen[of][row][j % 16], x, y);
+        } else {
+            read[of][j % 16][row] = j < t ? -beta[t] * x : 0.f;
+            read[of][j % 16 + 1][row] = j + 1 < t ? -beta[t] * y : 0.f;
+        }
+    });
+}
+
+// Adds to a tile's outputs what they take of u.
+template <typename T, int N, int P>
+INLINE void add_seen(float (&sums)[N][4], const T (*seen)[16][16], const T (*u)[P], int first,
+                     int tile)
+{
+    for (int of = 0; of <= tile; of++) multiply(sums, plain(seen[of]), plain(u, 16 * of, first), 1);
 }
 
 // u of one row from r, and zeros behind it.
@@ -475,7 +482,8 @@ template <typename T, bool SCAN> INLINE void solve_row(row_memory<T, SCAN> &w, i
     if (group == 0) {
         float sum = w.r[t % 16][column];
 #pragma unroll 8
-        for (int j = 0; j < t; j++) sum = fmaf(w.read[j][t % 16], to_f32(w.u[j][column]), sum);
+        for (int j = 0; j < t; j++)
+            sum = fmaf(w.read[j / 16][j % 16][t % 16], to_f32(w.u[j][column]), sum);
         w.u[t][column] = from_f32<T>(sum);
     }
     for (int i = t + group; i < tile_end(t + 1) && group > 0; i += GROUPS - 1)
@@ -503,11 +511,11 @@ INLINE void add_rows(row_memory<T, SCAN> &w, float (&S)[N][4], T *out, const sou
 {
     constexpr int C = row_columns<T>, M = C / 8 / TILES;
     const int steps = (f.key_dim + 15) / 16, warp = thread() / 32;
-    const int tile_row = t / 16 * 16, part = warp % TILES, first = part * 8 * M; // column
+    const int tile = t / 16, tile_row = 16 * tile, part = warp % TILES, first = part * 8 * M;
     const bool is_q = warp >= TILES;
     float sums[M][4];
     clear(sums);
-    read_tile<16, C>(w.r, f.qkv + (int64_t)row * f.width + f.value_at + f.first, f.width,
+    read_tile<16, C>(w.r, f.qkv + (int64_t)row * f.width + f.at.v + f.first, f.width,
                      f.head_dim - f.first, t, end);
     read_rows(w, f, row, t, end);
     __syncthreads();
@@ -518,32 +526,26 @@ INLINE void add_rows(row_memory<T, SCAN> &w, float (&S)[N][4], T *out, const sou
             w.u[j][i % C] = from_f32<T>(u);
         }
     if (is_q || !SCAN) {
-        multiply(sums, plain(is_q ? w.q : w.k + tile_row), plain(w.S, 0, first), steps);
+        const auto left = plain(is_q ? w.q : w.k + tile_row);
+        multiply(sums, left, plain(w.S, 0, first), steps);
         scale_rows(sums, [&](int i) { return expf(w.G[tile_row + i]); });
         if (!is_q)
             each_sum(sums, [&](int i, int column, float &sum) {
                 float &r = w.r[i][first + column];
                 r = w.beta[tile_row + i] * __fsub_rn(r, sum);
             });
-        if (16 * part <= tile_row) {
+        if (part <= tile) {
             float products[2][4];
             clear(products);
-            multiply(products, plain(is_q ? w.q : w.k + tile_row), turned(w.k, 16 * part), steps);
-            each_sum(products, [&](int row, int column, float &sum) {
-                const int t = tile_row + row, j = 16 * part + column;
-                const float since = j <= t ? expf(w.G[t] - w.G[j]) : 0.f;
-                if (is_q)
-                    w.seen[row][j] = from_f32<T>(j <= t ? since * sum : 0.f);
-                else
-                    w.read[j][row] = j < t ? -w.beta[t] * (since * sum) : 0.f;
-            });
+            multiply(products, left, turned(w.k, 16 * part), steps);
+            write_compared<SCAN>(w.seen, w.read, w.G, w.beta, products, tile, 16 * part, is_q);
         }
     }
     __syncthreads();
     if constexpr (!SCAN)
         for (int i = t; i < end; i++) solve_row(w, i);
     if (is_q) {
-        multiply(sums, plain(w.seen), plain(w.u, 0, first), tile_row / 16 + 1);
+        add_seen(sums, w.seen, w.u, first, tile);
         each_sum(sums, [&](int i, int c, float &sum) {
             const int at = tile_row + i, column = f.first + first + c;
             if (SCAN) sum = fmaf(f.skips, w.r[i][first + c], sum);
@@ -568,7 +570,7 @@ INLINE void prefetch(const float *from, int n)
 
 // S, as sums where it is to move on, and the n rows of the open chunk.
 template <typename T, bool SCAN, int N>
-INLINE void read_slot(row_memory<T, SCAN> &w, float (&S)[N][4], const slot_parts &slot,
+INLINE void read_slot(row_memory<T, SCAN> &w, float (&S)[N][4], const delta_state &slot,
                       const source<T, SCAN> &f, int n, bool moves)
 {
     constexpr int C = row_columns<T>;
@@ -587,11 +589,12 @@ INLINE void read_slot(row_memory<T, SCAN> &w, float (&S)[N][4], const slot_parts
 
 // A sequence of one row and those that go on from it.
 template <typename T, bool SCAN>
-INLINE void run_unit(row_memory<T, SCAN> &w, T *out, const source<T, SCAN> &f, const delta_rows &b,
-                     const delta_shape &s, int seq)
+INLINE void run_unit(row_memory<T, SCAN> &w, T *out, const source<T, SCAN> &f)
 {
     constexpr int C = row_columns<T>;
-    const int first = b.query_start[seq], end = delta_unit_end(b, seq), from = b.state_from[seq];
+    const delta_rows &b = f.b;
+    const int seq = f.seq, first = b.query_start[seq], end = unit_end(&b, seq),
+              from = b.state_from[seq];
     if (b.state_slot[seq] < 0) {
         const int column = f.first + thread();
         if (thread() < C && column < f.head_dim)
@@ -604,7 +607,7 @@ INLINE void run_unit(row_memory<T, SCAN> &w, T *out, const source<T, SCAN> &f, c
     bool moves = n + end - seq >= CHUNK;
     for (int next = seq; next < end && !moves; next++) moves = b.state_slot[next] != from;
     if (position > 0) {
-        read_slot(w, S, slot_of(b, from, s, f.head), f, n, moves);
+        read_slot(w, S, slot_of(f, from, f.head), f, n, moves);
         __syncthreads(); // it has zeros where read_rows() has the new rows' keys
     } else {
         clear(S);
@@ -621,7 +624,7 @@ INLINE void run_unit(row_memory<T, SCAN> &w, T *out, const source<T, SCAN> &f, c
         if (n == 0) closed = true, known = 0;
         if (delta_leaves(b, last, end)) {
             const bool same = b.state_slot[last] == from && !closed;
-            const slot_parts slot = slot_of(b, b.state_slot[last], s, f.head);
+            const delta_state slot = slot_of(f, b.state_slot[last], f.head);
             if (!same) write_state(S, slot, f, own_key());
             write_rows(slot, w.u, f, same ? known : 0, n);
         }
@@ -630,20 +633,15 @@ INLINE void run_unit(row_memory<T, SCAN> &w, T *out, const source<T, SCAN> &f, c
 
 template <typename T, bool SCAN>
 __global__ void __launch_bounds__(THREADS, 3)
-    row_kernel(T *out, rule_inputs<T, SCAN> in, delta_rows b, delta_shape s, int slices,
-               unsigned *tickets)
+    row_kernel(T *out, const __grid_constant__ rule_of<T, SCAN> in, unsigned *tickets)
 {
     grid_begin();
     extern __shared__ __align__(16) char shared[];
     row_memory<T, SCAN> &w = *(row_memory<T, SCAN> *)shared;
-    const unit_of own = unit_at(blockIdx.x, s, slices);
-    if (!delta_begins(b, own.seq) || !is_few(b, own.seq)) return;
-    run_unit(w, out, source_of(in, s, own.head, own.slice * row_columns<T>), b, s, own.seq);
-    __syncthreads();
-    if (b.state_slot[own.seq] < 0) return;
-    const int each = heads_each(&s), group = own.head / each;
-    if (last_block(&tickets[own.seq * s.n_key_heads + group], each * slices))
-        keep_open(in, b, s, own.seq, group);
+    const source<T, SCAN> f = source_at<row_columns<T>>(in, blockIdx.x);
+    if (!unit_begins(&f.b, f.seq) || !is_few(f.b, f.seq)) return;
+    run_unit(w, out, f);
+    if (f.b.state_slot[f.seq] >= 0) keep_at_end(in, f.seq, f.head, row_columns<T>, tickets);
 }
 
 // ---- chunks -------------------------------------------------------------------------------------
@@ -670,22 +668,13 @@ template <typename T, bool SCAN> struct piece_head { // of a value head
     float read[SCAN ? 1 : TRIANGLE][16][16];
 };
 
-// Rows of the batch from `row` on that are rows t to `end` of the chunk behind a border.
+// Rows t to `end` of the chunk behind a border, which are those of a sequence from row `row` of the
+// batch on, and those before them in the chunk, which end before row `behind`.
 struct piece {
-    int number, row, t, end, border;
-};
+    int number, seq, row, t, end, border, behind;
 
-// A sequence, and the position of its first row.
-struct stretch {
-    int seq, first, rows, position;
+    __device__ int at(int i) const { return i < t ? behind - t + i : row + i - t; }
 };
-
-INLINE stretch stretch_of(const delta_rows &b, int seq)
-{
-    const int first = b.query_start[seq];
-    return {seq, first, b.query_start[seq + 1] - first,
-            b.paged ? b.positions[first] : b.first_position[seq]};
-}
 
 // Pieces are numbered so that the number gives the sequence: no two have one, and some none.
 INLINE int first_number(const delta_rows &b, int seq)
@@ -694,12 +683,19 @@ INLINE int first_number(const delta_rows &b, int seq)
 }
 
 // The k-th of a sequence; without rows where there are not so many.
-INLINE piece piece_of(const stretch &s, int k)
+INLINE piece piece_of(const delta_rows &b, int seq, int k)
 {
-    const int border = (s.position / CHUNK + k) * CHUNK, from = max(s.position, border);
-    const int until = min(s.position + s.rows, border + CHUNK);
-    return {s.first / CHUNK + 2 * s.seq + k, s.first + from - s.position, from - border,
-            until - border, border};
+    const int start = b.query_start[seq], position = unit_position(&b, seq);
+    const int border = (position / CHUNK + k) * CHUNK, from = max(position, border);
+    const int until = min(position + b.query_start[seq + 1] - start, border + CHUNK);
+    const int row = start + from - position, parent = b.packed ? b.parent[seq] : -1;
+    return {first_number(b, seq) + k,
+            seq,
+            row,
+            from - border,
+            until - border,
+            border,
+            parent < 0 ? row : b.query_start[parent + 1]};
 }
 
 #define HEADS (THREADS / CHUNK) // whose gates are made at once
@@ -709,129 +705,81 @@ template <typename T> struct prepared {
     float G[HEADS][CHUNK], beta[HEADS][CHUNK], log_decay[HEADS][CHUNK];
 };
 
-// Where the rows of a piece and those before it in the chunk are: the first n_known in the slot
-// that the unit goes on from, the rest in the batch, those before row t up to row `behind`.
-struct piece_rows {
-    int n_known, behind;
-    piece p;
-
-    __device__ int at(int i) const { return i < p.t ? behind - p.t + i : p.row + i - p.t; }
-};
-
+// The first n_known rows of a chunk are in the slot that the unit goes on from.
 template <typename T, bool SCAN>
-INLINE void prepare_keys(piece_keys<T> &keys, const piece_rows &rows, const source<T, SCAN> &f,
-                         const float *known)
+INLINE void prepare_keys(piece_keys<T> &keys, const piece &p, const source<T, SCAN> &f,
+                         const float *known, int n_known)
 {
     constexpr int AT_ONCE = 4, WARPS = THREADS / 32;
-    const float q_scale = 1.f / sqrtf((float)f.key_dim);
-    const int lane = thread() % 32, end = rows.p.end;
+    const int end = p.end;
     for (int first = thread() / 32; first < tile_end(end); first += AT_ONCE * WARPS) {
         float q[AT_ONCE][DIM / 32], k[AT_ONCE][DIM / 32];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
+        unrolled<AT_ONCE>([&](int i) {
             const int at = first + i * WARPS;
-            const T *from = f.qkv + (int64_t)rows.at(at) * f.width;
-            read_vector(q[i], from + f.q_at, at >= rows.p.t && at < end ? f.key_dim : 0);
-            if (at < rows.n_known)
+            const T *from = f.qkv + (int64_t)p.at(at) * f.width;
+            read_vector(q[i], from + f.at.q, at >= p.t && at < end ? f.key_dim : 0);
+            if (at < n_known)
                 read_vector(k[i], known + at * f.key_dim, f.key_dim);
             else
-                read_vector(k[i], from + f.k_at, at < end ? f.key_dim : 0);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
+                read_vector(k[i], from + f.at.k, at < end ? f.key_dim : 0);
+        });
+        unrolled<AT_ONCE>([&](int i) {
             const int at = first + i * WARPS;
-            const float length = SCAN ? 1.f : inverse_length(k[i]);
-            const float q_factor = SCAN ? 1.f : inverse_length(q[i]) * q_scale;
-            const float k_factor = at < rows.n_known ? 1.f : length;
-            if (at >= tile_end(end)) break;
-#pragma unroll
-            for (int e = 0; e < DIM / 32; e++) {
-                keys.q[at][lane + 32 * e] = from_f32<T>(q[i][e] * q_factor);
-                keys.k[at][lane + 32 * e] = from_f32<T>(k[i][e] * k_factor);
-            }
-        }
+            if (at < tile_end(end))
+                write_vectors<SCAN>(keys.q[at], keys.k[at], q[i], k[i], f.key_dim, at < n_known);
+        });
     }
 }
 
 // The gates of the rows of n value heads from `first` on.
 template <typename T, bool SCAN>
-INLINE void prepare_gates(prepared<T> &w, const piece_rows &rows, const rule_inputs<T, SCAN> &in,
-                          const delta_shape &s, int first, int n)
+INLINE void prepare_gates(prepared<T> &w, const piece &p, int n_known, const rule_of<T, SCAN> &in,
+                          int first, int n)
 {
     const int h = thread() / CHUNK, i = thread() % CHUNK;
     if (h >= n) return;
     row_gates gates = {};
-    if (i >= rows.n_known && i < rows.p.end)
-        gates = gates_of(source_of(in, s, first + h, 0), rows.at(i));
+    if (i >= n_known && i < p.end) gates = gates_of(source_of(in, p.seq, first + h, 0), p.at(i));
     w.log_decay[h][i] = gates.log_decay;
     w.beta[h][i] = gates.beta;
 }
 
-// G of a value head, by a warp: behind the known rows' the sum of the log decays in order.
-INLINE void sum_decays(float *to, const float *log_decays, int n_known, const float *known)
-{
-    const int lane = thread() % 32;
-    float G = n_known > 0 ? known[n_known - 1] : 0.f;
-    for (int first = 0; first < CHUNK; first += 32) {
-        const int own = first + lane;
-        const float log_decay = log_decays[own];
-        float until = own < n_known ? known[own] : 0.f;
-#pragma unroll
-        for (int i = 0; i < 32; i++) {
-            const float next = __shfl_sync(~0u, log_decay, i);
-            if (first + i >= n_known) G = __fadd_rn(G, next);
-            if (lane == i && own >= n_known) until = G;
-        }
-        to[own] = until;
-    }
-}
-
-// From a tile's products of its queries (is_q) or keys with keys.
-template <typename T, bool SCAN, int N>
-INLINE void write_compared(piece_head<T, SCAN> &to, const float *G, const float *beta,
-                           float (&sums)[N][4], int tile, bool is_q)
-{
-    each_pair(sums, [&](int row, int j, float x, float y) {
-        const int t = 16 * tile + row, of = j / 16;
-        if (of > tile) return;
-        x = j <= t ? expf(G[t] - G[j]) * x : 0.f;
-        y = j < t ? expf(G[t] - G[j + 1]) * y : 0.f;
-        if (SCAN || is_q) {
-            store_pair(&to.seen[tile_at(tile, of)][row][j % 16], x, y);
-        } else {
-            float(*read)[16] = to.read[tile_at(tile, of)];
-            read[j % 16][row] = j < t ? -beta[t] * x : 0.f;
-            read[j % 16 + 1][row] = j + 1 < t ? -beta[t] * y : 0.f;
-        }
-    });
-}
+// What the chain reads and leaves: outputs, or where `out` is NULL what the gradient needs.
+template <typename T, bool SCAN> struct chain_args {
+    T *out;
+    piece_keys<T> *keys;
+    piece_head<T, SCAN> *heads;
+    int blocks;
+    float *begin; // (blocks, BEGIN_FLOATS)
+    T *S;         // (borders, n_heads, DIM, columns) at every border but the first (border_at)
+    T *u;         // (T, n_heads, columns)
+};
 
 // Block x is the number of a piece, y a key head.
 template <typename T, bool SCAN>
 __global__ void __launch_bounds__(THREADS, 3)
-    prepare_kernel(piece_keys<T> *keys, piece_head<T, SCAN> *heads, rule_inputs<T, SCAN> in,
-                   delta_rows b, delta_shape s)
+    prepare_kernel(const __grid_constant__ chain_args<T, SCAN> a,
+                   const __grid_constant__ rule_of<T, SCAN> in)
 {
     grid_begin();
     extern __shared__ __align__(16) char shared[];
     prepared<T> &w = *(prepared<T> *)shared;
-    const int each = heads_each(&s), group = blockIdx.y, number = blockIdx.x;
+    const delta_rows &b = in.b;
+    const int each = heads_each(&in), group = blockIdx.y, number = blockIdx.x;
     int seq = 0;
     for (int above = b.n_seqs; above - seq > 1;) {
         const int middle = (seq + above) / 2;
         *(first_number(b, middle) <= number ? &seq : &above) = middle;
     }
-    const piece p = piece_of(stretch_of(b, seq), number - first_number(b, seq));
+    const piece p = piece_of(b, seq, number - first_number(b, seq));
     int unit = seq;
-    while (!delta_begins(b, unit)) unit--;
+    while (!unit_begins(&b, unit)) unit--;
     if (p.t >= p.end || is_few(b, unit)) return;
-    const int first = b.query_start[unit];
-    const piece_rows rows = {b.paged ? max(first - p.row + p.t, 0) : 0,
-                             b.paged ? p.row : b.query_start[unit + 1], p};
-    const int from = rows.n_known > 0 ? b.state_from[unit] : 0;
-    prepare_gates(w, rows, in, s, group * each, min(each, HEADS));
-    prepare_keys(w.keys, rows, source_of(in, s, group * each, 0),
-                 slot_of(b, from, s, group * each).k);
+    const int n_known = b.packed ? 0 : max(b.query_start[unit] - p.row + p.t, 0);
+    const int from = n_known > 0 ? b.state_from[unit] : 0;
+    prepare_gates(w, p, n_known, in, group * each, min(each, HEADS));
+    prepare_keys(w.keys, p, source_of(in, seq, group * each, 0), slot_of(in, from, group * each).k,
+                 n_known);
     __syncthreads();
     const int begin = p.t / 16 * 16, n = tile_end(p.end);
     const int warp = thread() / 32, tile = warp % TILES, half = warp / TILES;
@@ -840,9 +788,9 @@ __global__ void __launch_bounds__(THREADS, 3)
     clear(sums);
     if (takes_part)
         multiply(sums, plain(is_q ? w.keys.q : w.keys.k, 16 * tile), turned(w.keys.k),
-                 (s.key_dim + 15) / 16, 2 * (tile + 1));
+                 (in.key_dim + 15) / 16, 2 * (tile + 1));
     constexpr int UNITS = (DIM + PITCH) / wide<T>; // of a row
-    piece_keys<T> &to_keys = keys[(int64_t)number * s.n_key_heads + group];
+    piece_keys<T> &to_keys = a.keys[(int64_t)number * in.n_key_heads + group];
     for (int i = thread(); i < n * UNITS; i += THREADS) {
         ((uint4 *)to_keys.k)[i] = ((uint4 *)w.keys.k)[i];
         if (i >= begin * UNITS) ((uint4 *)to_keys.q)[i] = ((uint4 *)w.keys.q)[i];
@@ -851,15 +799,18 @@ __global__ void __launch_bounds__(THREADS, 3)
         const int first_head = group * each + done, n_heads = min(each - done, HEADS);
         if (done > 0) {
             __syncthreads();
-            prepare_gates(w, rows, in, s, first_head, n_heads);
+            prepare_gates(w, p, n_known, in, first_head, n_heads);
             __syncthreads();
         }
-        if (warp < n_heads)
-            sum_decays(w.G[warp], w.log_decay[warp], rows.n_known,
-                       slot_of(b, from, s, first_head + warp).G);
+        if (warp < n_heads) {
+            const float *known = slot_of(in, from, first_head + warp).G;
+            for (int i = thread() % 32; i < n_known; i += 32) w.G[warp][i] = known[i];
+            __syncwarp();
+            sum_decays(w.G[warp], w.log_decay[warp], n_known, CHUNK);
+        }
         __syncthreads();
         for (int h = 0; h < n_heads; h++) {
-            piece_head<T, SCAN> &to = heads[(int64_t)number * s.n_heads + first_head + h];
+            piece_head<T, SCAN> &to = a.heads[(int64_t)number * in.n_heads + first_head + h];
             if (thread() < CHUNK) {
                 const float G = w.G[h][thread()];
                 to.decay[thread()] = expf(G);
@@ -868,7 +819,9 @@ __global__ void __launch_bounds__(THREADS, 3)
                 to.G[thread()] = G;
             }
             if (takes_part && (!SCAN || h % 2 == half))
-                write_compared(to, w.G[h], w.beta[h], sums, tile, is_q);
+                write_compared<SCAN>(to.seen + tile_at(tile, 0),
+                                     to.read + (SCAN ? 0 : tile_at(tile, 0)), w.G[h], w.beta[h],
+                                     sums, tile, 0, is_q);
         }
     }
 }
@@ -887,15 +840,6 @@ template <typename T, bool SCAN> struct chain_memory {
     float r[SCAN ? 1 : CHUNK][COLUMNS + 4]; // the sums of u
 };
 
-// What it reads and leaves: outputs, or where `out` is NULL what the gradient needs.
-template <typename T, bool SCAN> struct chain_args {
-    const piece_keys<T> *keys;
-    const piece_head<T, SCAN> *heads;
-    T *out;
-    T *S; // (borders, n_heads, DIM, columns) at every border but the first (border_at)
-    T *u; // (T, n_heads, columns)
-};
-
 // Of a block the first warps go from chunk to chunk; the others read what comes next, and compute
 // outputs.
 #define CHAIN_THREADS (32 * TILES)
@@ -905,10 +849,11 @@ template <int BARRIER, int N> INLINE void meet()
     asm volatile("barrier.sync %0, %1;" ::"n"(BARRIER), "n"(N) : "memory");
 }
 
-// Has bytes, or zeros, on their way, by the one with number `own` of n threads.
-INLINE void fetch_bytes(void *to, const void *from, int bytes, int own, int n, bool is_there = true)
+// Has n elements, or zeros, on their way, by the one with number `own` of `threads`.
+template <typename E>
+INLINE void fetch_array(E *to, const E *from, int n, int own, int threads, bool is_there = true)
 {
-    for (int i = own; i < bytes / 16; i += n)
+    for (int i = own; i < n * (int)sizeof(E) / 16; i += threads)
         copy16((bf16 *)to + 8 * i, (const bf16 *)from + 8 * i, is_there);
 }
 
@@ -937,24 +882,21 @@ INLINE void fetch_rows(T (*to)[P], const T *from, int64_t stride, int columns, i
 // Has what a piece needs on its way.
 template <typename T, bool SCAN>
 INLINE void fetch(chain_stage<T, SCAN> &to, const chain_args<T, SCAN> &a, const piece &p,
-                  const source<T, SCAN> &f, const delta_shape &s)
+                  const source<T, SCAN> &f)
 {
-    constexpr int ROW = (DIM + PITCH) * (int)sizeof(T), N = THREADS - CHAIN_THREADS;
+    constexpr int N = THREADS - CHAIN_THREADS;
     const int own = thread() - CHAIN_THREADS;
     const int begin = p.t / 16, end = tile_end(p.end) / 16, first = p.end < CHUNK ? begin : 0;
     const int tile = tile_at(begin, 0), n_tiles = tile_at(end, 0) - tile;
-    const piece_keys<T> &keys = a.keys[(int64_t)p.number * s.n_key_heads + f.head / heads_each(&s)];
-    const piece_head<T, SCAN> &head = a.heads[(int64_t)p.number * s.n_heads + f.head];
+    const piece_keys<T> &keys = a.keys[p.number * f.n_key_heads + f.head / heads_each(&f)];
+    const piece_head<T, SCAN> &head = a.heads[p.number * f.n_heads + f.head];
     if (!SCAN || p.end == CHUNK)
-        fetch_bytes(to.keys.k[16 * first], keys.k[16 * first], 16 * (end - first) * ROW, own, N);
-    if (a.out)
-        fetch_bytes(to.keys.q[16 * begin], keys.q[16 * begin], 16 * (end - begin) * ROW, own, N);
-    fetch_bytes(to.head.decay, head.decay, 4 * sizeof head.decay, own, N);
-    if (a.out)
-        fetch_bytes(to.head.seen[tile], head.seen[tile], n_tiles * (int)sizeof *head.seen, own, N);
-    if (!SCAN)
-        fetch_bytes(to.head.read[tile], head.read[tile], n_tiles * (int)sizeof *head.read, own, N);
-    fetch_rows<COLUMNS>(to.v, f.qkv + (int64_t)p.row * f.width + f.value_at + f.first, f.width,
+        fetch_array(to.keys.k + 16 * first, keys.k + 16 * first, 16 * (end - first), own, N);
+    if (a.out) fetch_array(to.keys.q + 16 * begin, keys.q + 16 * begin, 16 * (end - begin), own, N);
+    fetch_array(to.head.decay, head.decay, 4 * CHUNK, own, N);
+    if (a.out) fetch_array(to.head.seen + tile, head.seen + tile, n_tiles, own, N);
+    if (!SCAN) fetch_array(to.head.read + tile, head.read + tile, n_tiles, own, N);
+    fetch_rows<COLUMNS>(to.v, f.qkv + (int64_t)p.row * f.width + f.at.v + f.first, f.width,
                         f.head_dim - f.first, p.t, 16 * end, p.t, p.end, own, N);
 }
 
@@ -1105,8 +1047,7 @@ INLINE void write_outputs(chain_memory<T, SCAN> &w, const chain_stage<T, SCAN> &
     }
     meet<2, THREADS>();
     if (!takes_part) return;
-    for (int of = 0; of <= tile; of++)
-        multiply(sums, plain(stage.head.seen[tile_at(tile, of)]), plain(w.u, 16 * of), 1);
+    add_seen(sums, stage.head.seen + tile_at(tile, 0), w.u, 0, tile);
     each_pair(sums, [&](int i, int c, float x, float y) {
         const int t = first + i, column = f.first + c;
         T *to = out + ((int64_t)(p.row + t - p.t) * f.n_heads + f.head) * f.head_dim + column;
@@ -1125,20 +1066,19 @@ INLINE void write_outputs(chain_memory<T, SCAN> &w, const chain_stage<T, SCAN> &
 }
 
 // Columns of a row that is left.
-__host__ __device__ __forceinline__ int padded(int head_dim)
+DTYPE_INLINE int padded(const delta_shape *s)
 {
-    return (head_dim + COLUMNS - 1) / COLUMNS * COLUMNS;
+    return slices_of(s, COLUMNS) * COLUMNS;
 }
 
-// Where S lies in memory that a packed batch's chain has left at the border above 0 before a row of
-// a sequence: with the rows of it, or of the unit's first, that close the chunk before.
-INLINE int64_t border_at(const delta_rows &b, const delta_shape &s, int unit, int seq, int border,
-                         int head)
+// Where S lies in memory that a packed batch's chain has left at the border above 0 before a piece:
+// with the rows of its sequence, or of the unit's first, that close the chunk before.
+template <typename T, bool SCAN> INLINE int64_t border_at(const source<T, SCAN> &f, const piece &p)
 {
-    if (border <= b.first_position[seq]) seq = unit;
-    const int n = border / CHUNK - b.first_position[seq] / CHUNK - 1;
-    return ((int64_t)(b.query_start[seq] / CHUNK + seq + n) * s.n_heads + head) * DIM *
-           padded(s.head_dim);
+    const int seq = p.border <= f.b.first_position[p.seq] ? f.seq : p.seq;
+    const int n = p.border / CHUNK - f.b.first_position[seq] / CHUNK - 1;
+    const int64_t at = f.b.query_start[seq] / CHUNK + seq + n;
+    return (at * f.n_heads + f.head) * DIM * padded(&f) + f.first;
 }
 
 // Rows of a tile to memory, one `stride` behind the other, by those that do not go on.
@@ -1154,77 +1094,63 @@ INLINE void leave_rows(T *to, int64_t stride, const T (*from)[COLUMNS + PITCH], 
 // What the gradient needs of a piece, in the place of its outputs.
 template <typename T, bool SCAN>
 INLINE void leave_piece(const chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a,
-                        const delta_rows &b, const delta_shape &s, int unit, int seq,
-                        const piece &p, const source<T, SCAN> &f)
+                        const source<T, SCAN> &f, const piece &p)
 {
-    const int width = padded(f.head_dim);
-    if (p.t == 0 && p.border > 0)
-        leave_rows(a.S + border_at(b, s, unit, seq, p.border, f.head) + f.first, width, w.S, DIM);
+    const int width = padded(&f);
+    if (p.t == 0 && p.border > 0) leave_rows(a.S + border_at(f, p), width, w.S, DIM);
     meet<2, THREADS>();
     leave_rows(a.u + ((int64_t)p.row * f.n_heads + f.head) * width + f.first, f.n_heads * width,
                w.u + p.t, p.end - p.t);
 }
 
-// What a thread has of S in a place of its own in scratch.
-template <int N> INLINE void keep(float *to, float (&S)[N][4])
-{
-    unrolled<N>([&](int n) { store<float, 4>(to + (n * blockDim.x + thread()) * 4, S[n]); });
-}
+// S and u that the sequences behind a packed prefix begin with.
+#define BEGIN_FLOATS (DIM * DIM + CHUNK * DIM)
 
-template <int N> INLINE void recall(float (&S)[N][4], const float *from)
-{
-    unrolled<N>([&](int n) { load<float, 4>(S[n], from + (n * blockDim.x + thread()) * 4); });
-}
-
-// What the sequences behind a packed prefix begin with.
-#define BEGIN_FLOATS (2 * DIM * COLUMNS + CHUNK * COLUMNS)
-
-// A sequence and those that go on from it. memory: the block's, of BEGIN_FLOATS.
+// A sequence and those that go on from it.
 template <typename T, bool SCAN>
 INLINE void run_chain(chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a,
-                      const source<T, SCAN> &f, const delta_rows &b, const delta_shape &s, int seq,
-                      float *memory)
+                      const source<T, SCAN> &f)
 {
     constexpr int STAGES = chain_stages<T>;
+    const delta_rows &b = f.b;
     const bool is_chain = thread() < CHAIN_THREADS;
-    const int end = delta_unit_end(b, seq), from = b.paged ? b.state_from[seq] : 0;
+    const int end = unit_end(&b, f.seq), from = b.packed ? -1 : b.state_from[f.seq];
     const int steps = (f.key_dim + 15) / 16;
-    const slot_parts before = slot_of(b, from, s, f.head);
-    float *u = memory + 2 * DIM * COLUMNS;
-    stretch at = stretch_of(b, seq);
-    piece p = piece_of(at, 0);
+    float *memory = a.begin + blockIdx.x * BEGIN_FLOATS;
+    const delta_state before =
+        b.packed ? delta_state{NULL, memory, memory + DIM * DIM, NULL} : slot_of(f, from, f.head);
+    piece p = piece_of(b, f.seq, 0);
     const int known = p.t; // rows of u that the slot has
-    bool closed = at.position == 0;
+    bool closed = p.border + p.t == 0;
     chain_sums S;
-    if (is_chain) {
-        unrolled<2>([&](int m) {
-            each_state(S[m], before, f, chain_key(m),
-                       [&](float &sum, const float &from, bool is_there) {
-                           sum = is_there && at.position > 0 ? from : 0.f;
-                       });
-        });
-        show(w, S);
-    } else if (STAGES > 1) {
-        fetch(w.stage[0], a, p, f, s);
-        copies_commit();
-        copies_wait<0>();
-    }
-    for (int i = thread(); i < known * COLUMNS; i += THREADS) {
-        const int column = f.first + i % COLUMNS;
-        w.u[i / COLUMNS][i % COLUMNS] =
-            from_f32<T>(column < f.head_dim ? before.u[i / COLUMNS * f.head_dim + column] : 0.f);
-    }
-    for (int k = 0, stage = 0;; stage = (stage + 1) % STAGES) {
-        stretch then = at;
-        piece next = piece_of(at, k + 1);
-        const bool ends = next.t >= next.end, is_last = ends && at.seq + 1 == end;
-        if (ends && !is_last) {
-            then = stretch_of(b, at.seq + 1);
-            next = piece_of(then, 0);
+    const auto begin = [&](int position) {
+        if (is_chain) {
+            unrolled<2>([&](int m) {
+                each_state(S[m], before, f, chain_key(m),
+                           [&](float &sum, const float &from, bool is_there) {
+                               sum = is_there && position > 0 ? from : 0.f;
+                           });
+            });
+            show(w, S);
         }
+        for (int i = thread(); i < position % CHUNK * COLUMNS; i += THREADS) {
+            const int t = i / COLUMNS, column = f.first + i % COLUMNS;
+            w.u[t][i % COLUMNS] =
+                from_f32<T>(column < f.head_dim ? before.u[t * f.head_dim + column] : 0.f);
+        }
+    };
+    if (STAGES > 1 && !is_chain) fetch(w.stage[0], a, p, f);
+    copies_commit();
+    begin(p.border + p.t);
+    copies_wait<0>();
+    for (int k = 0, stage = 0;; stage = (stage + 1) % STAGES) {
+        const int seq = p.seq;
+        piece next = piece_of(b, seq, k + 1);
+        const bool ends = next.t >= next.end, is_last = ends && seq + 1 == end;
+        if (ends && !is_last) next = piece_of(b, seq + 1, 0);
         meet<2, THREADS>();
         if (STAGES == 1) {
-            if (!is_chain) fetch(w.stage[0], a, p, f, s);
+            if (!is_chain) fetch(w.stage[0], a, p, f);
             copies_commit();
             copies_wait<0>();
             meet<2, THREADS>();
@@ -1232,12 +1158,12 @@ INLINE void run_chain(chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a,
         if (is_chain) {
             go_on(w, w.stage[stage], S, p, steps);
         } else {
-            if (STAGES > 1 && !is_last) fetch(w.stage[(stage + 1) % STAGES], a, next, f, s);
+            if (STAGES > 1 && !is_last) fetch(w.stage[(stage + 1) % STAGES], a, next, f);
             copies_commit();
             if (a.out)
                 write_outputs(w, w.stage[stage], a.out, p, f, steps);
             else
-                leave_piece(w, a, b, s, seq, at.seq, p, f);
+                leave_piece(w, a, f, p);
             copies_wait<0>();
         }
         closed |= p.end == CHUNK;
@@ -1246,29 +1172,16 @@ INLINE void run_chain(chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a,
         p = next;
         if (!ends) continue;
         meet<2, THREADS>();
-        if (b.paged && delta_leaves(b, at.seq, end)) {
-            const bool same = b.state_slot[at.seq] == from && !closed;
-            const slot_parts slot = slot_of(b, b.state_slot[at.seq], s, f.head);
+        if (b.packed ? seq == f.seq && !is_last : delta_leaves(b, seq, end)) {
+            const bool same = !b.packed && b.state_slot[seq] == from && !closed;
+            const delta_state slot = b.packed ? before : slot_of(f, b.state_slot[seq], f.head);
             if (is_chain && !same)
                 unrolled<2>([&](int m) { write_state(S[m], slot, f, chain_key(m)); });
             write_rows(slot, w.u, f, same ? known : 0, open);
-        } else if (!b.paged && at.seq + 1 < end) {
-            const bool first = at.seq == seq; // the others begin where it ends
-#pragma unroll
-            for (int m = 0; m < 2; m++) {
-                float *place = memory + m * DIM * COLUMNS;
-                if (is_chain && first) keep(place, S[m]);
-                if (is_chain && !first) recall(S[m], place);
-            }
-            if (is_chain) show(w, S);
-            for (int i = thread(); i < then.position % CHUNK * COLUMNS; i += THREADS)
-                if (first)
-                    u[i] = to_f32(w.u[i / COLUMNS][i % COLUMNS]);
-                else
-                    w.u[i / COLUMNS][i % COLUMNS] = from_f32<T>(u[i]);
+        } else if (b.packed && !is_last) {
+            begin(p.border + p.t);
         }
         if (is_last) break;
-        at = then;
         meet<2, THREADS>();
     }
 }
@@ -1278,21 +1191,19 @@ template <typename T, bool SCAN> constexpr int chain_blocks = SCAN && sizeof(T) 
 
 template <typename T, bool SCAN>
 __global__ void __launch_bounds__(THREADS, chain_blocks<T, SCAN>)
-    chain_kernel(chain_args<T, SCAN> a, rule_inputs<T, SCAN> in, delta_rows b, delta_shape s,
-                 int slices, float *scratch, unsigned *tickets)
+    chain_kernel(const __grid_constant__ chain_args<T, SCAN> a,
+                 const __grid_constant__ rule_of<T, SCAN> in, unsigned *tickets)
 {
     grid_begin();
     extern __shared__ __align__(16) char shared[];
     chain_memory<T, SCAN> &w = *(chain_memory<T, SCAN> *)shared;
-    for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads * slices; unit += gridDim.x) {
-        const unit_of own = unit_at(unit, s, slices);
-        if (!delta_begins(b, own.seq) || is_few(b, own.seq)) continue;
-        run_chain(w, a, source_of(in, s, own.head, own.slice * COLUMNS), b, s, own.seq,
-                  scratch + blockIdx.x * BEGIN_FLOATS);
+    const int n_units = in.b.n_seqs * in.n_heads * slices_of(&in, COLUMNS);
+    for (int unit = blockIdx.x; unit < n_units; unit += gridDim.x) {
+        const source<T, SCAN> f = source_at<COLUMNS>(in, unit);
+        if (!unit_begins(&f.b, f.seq) || is_few(f.b, f.seq)) continue;
+        run_chain(w, a, f);
+        if (!f.b.packed) keep_at_end(in, f.seq, f.head, COLUMNS, tickets);
         __syncthreads();
-        const int each = heads_each(&s), group = own.head / each;
-        if (b.paged && last_block(&tickets[own.seq * s.n_key_heads + group], each * slices))
-            keep_open(in, b, s, own.seq, group);
     }
 }
 
@@ -1318,139 +1229,141 @@ template <typename F> static void with_rule(const struct delta_shape *s, F f)
     });
 }
 
-static int slices_of(const struct delta_shape *s, int C)
+template <typename T, bool SCAN>
+static rule_of<T, SCAN> rule_from(const struct delta_args *a, const struct delta_shape *s)
 {
-    return ceil_div(s->head_dim, C);
+    return {*s,
+            delta_rows_of(&a->batch),
+            (const T *)a->qkv,
+            (const T *)a->a_log,
+            (const T *)a->dt_bias,
+            (const T *)a->skip,
+            (decltype(rule_of<T, SCAN>::gates))a->gates,
+            SCAN ? a->stride : 2 * s->n_heads};
 }
 
 static int blocks_of(struct device *dev, const struct delta_shape *s, int n_seqs, int C, int per_sm)
 {
-    const int units = n_seqs * s->n_heads * slices_of(s, C), most = cuda_use(dev)->n_sms * per_sm;
-    return units < most ? units : most;
+    return std::min(n_seqs * s->n_heads * slices_of(s, C), cuda_use(dev)->n_sms * per_sm);
 }
 
-// Of the chain in scratch: pieces, each block's BEGIN_FLOATS, and what it leaves for the gradient.
-// Where they begin, in bytes.
-struct chain_layout {
-    int n_pieces, blocks;
-    size_t heads, begin, S, u, end;
+// Scratch, of which arrays are taken one behind the other; at NULL they are only counted.
+struct layout {
+    char *at;
+    size_t bytes;
+
+    template <typename E> E *take(int64_t n)
+    {
+        E *array = (E *)(at + bytes);
+        bytes += (n * sizeof(E) + 255) / 256 * 256;
+        return array;
+    }
 };
-
-template <typename T, bool SCAN>
-static struct chain_layout lay_out_chain(struct device *dev, const struct delta_shape *s, int rows,
-                                         int n_seqs, bool leaves)
-{
-    const size_t borders = leaves ? rows / CHUNK + n_seqs : 0, left = leaves ? rows : 0;
-    const size_t values = s->n_heads * padded(s->head_dim) * sizeof(T);
-    struct chain_layout l;
-    l.n_pieces = rows / CHUNK + 2 * n_seqs;
-    l.blocks = blocks_of(dev, s, n_seqs, COLUMNS, chain_blocks<T, SCAN>);
-    l.heads = (size_t)l.n_pieces * s->n_key_heads * sizeof(piece_keys<T>);
-    l.begin = l.heads + (size_t)l.n_pieces * s->n_heads * sizeof(piece_head<T, SCAN>);
-    l.S = l.begin + (size_t)l.blocks * BEGIN_FLOATS * sizeof(float);
-    l.u = l.S + borders * DIM * values;
-    l.end = (l.u + left * values + 255) / 256 * 256;
-    return l;
-}
 
 // out NULL: as far as the gradient needs it.
 template <typename T, bool SCAN>
-static chain_args<T, SCAN> run_chunks(struct device *dev, const char *what, T *out, char *memory,
-                                      const struct chain_layout &l, const rule_inputs<T, SCAN> &in,
-                                      const struct delta_rows &rows, const struct delta_shape *s)
+static chain_args<T, SCAN> chain_of(struct device *dev, layout &l, T *out,
+                                    const struct delta_shape *s, int rows, int n_seqs)
 {
-    piece_keys<T> *keys = (piece_keys<T> *)memory;
-    piece_head<T, SCAN> *heads = (piece_head<T, SCAN> *)(memory + l.heads);
-    const chain_args<T, SCAN> chain = {keys, heads, out, (T *)(memory + l.S), (T *)(memory + l.u)};
-    cuda_launch(dev, what, prepare_kernel<T, SCAN>, dim3(l.n_pieces, s->n_key_heads), THREADS,
-                sizeof(prepared<T>), keys, heads, in, rows, *s);
-    cuda_launch(dev, what, chain_kernel<T, SCAN>, l.blocks, THREADS, sizeof(chain_memory<T, SCAN>),
-                chain, in, rows, *s, slices_of(s, COLUMNS), (float *)(memory + l.begin),
-                cuda_use(dev)->tickets);
-    return chain;
+    const int64_t pieces = rows / CHUNK + 2 * n_seqs, values = s->n_heads * padded(s);
+    chain_args<T, SCAN> a = {};
+    a.out = out;
+    a.keys = l.take<piece_keys<T>>(pieces * s->n_key_heads);
+    a.heads = l.take<piece_head<T, SCAN>>(pieces * s->n_heads);
+    a.blocks = blocks_of(dev, s, n_seqs, COLUMNS, chain_blocks<T, SCAN>);
+    a.begin = l.take<float>((int64_t)a.blocks * BEGIN_FLOATS);
+    if (out) return a;
+    a.S = l.take<T>((rows / CHUNK + n_seqs) * DIM * values);
+    a.u = l.take<T>(rows * values);
+    return a;
+}
+
+template <typename T, bool SCAN>
+static void run_chunks(struct device *dev, const char *what, const chain_args<T, SCAN> &a,
+                       const rule_of<T, SCAN> &in)
+{
+    cuda_launch(dev, what, prepare_kernel<T, SCAN>,
+                dim3(in.b.n_tokens / CHUNK + 2 * in.b.n_seqs, in.n_key_heads), THREADS,
+                sizeof(prepared<T>), a, in);
+    cuda_launch(dev, what, chain_kernel<T, SCAN>, a.blocks, THREADS, sizeof(chain_memory<T, SCAN>),
+                a, in, cuda_use(dev)->tickets);
 }
 
 void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
                      const struct delta_shape *s)
 {
-    const struct delta_rows rows = delta_rows_of(&a->batch);
-    if (rows.n_tokens <= 0 || !delta_takes(dev, a->batch.view)) return;
-    if ((int64_t)rows.n_seqs * s->n_key_heads > N_TICKETS) {
-        device_fail(dev, "delta_rule: %d sequences of %d key heads; together at most %d",
-                    rows.n_seqs, s->n_key_heads, N_TICKETS);
+    const struct batch_view *b = a->batch.view;
+    if (b->n_tokens <= 0 || !delta_takes(dev, b)) return;
+    if ((int64_t)b->n_seqs * s->n_key_heads > N_TICKETS) {
+        device_fail(dev, "delta_rule: %d sequences of %d key heads; together at most %d", b->n_seqs,
+                    s->n_key_heads, N_TICKETS);
         return;
     }
     with_rule(s, [&](auto kind) {
         using T = typename decltype(kind)::T;
         constexpr bool SCAN = decltype(kind)::SCAN;
-        const rule_inputs<T, SCAN> in = inputs_of<T, SCAN>(a, s);
-        const int slices = slices_of(s, row_columns<T>);
-        if (rows.paged)
-            cuda_launch(dev, "delta_rule", row_kernel<T, SCAN>, rows.n_seqs * s->n_heads * slices,
-                        THREADS, sizeof(row_memory<T, SCAN>), out, in, rows, *s, slices,
-                        cuda_use(dev)->tickets);
-        if (rows.paged && a->batch.view->max_query <= 1) return; // as in captured steps
-        const struct chain_layout l =
-            lay_out_chain<T, SCAN>(dev, s, rows.n_tokens, rows.n_seqs, false);
-        char *memory = (char *)cuda_workspace(dev, l.end);
-        if (memory) run_chunks(dev, "delta_rule", (T *)out, memory, l, in, rows, s);
+        const rule_of<T, SCAN> in = rule_from<T, SCAN>(a, s);
+        if (!b->packed)
+            cuda_launch(dev, "delta_rule", row_kernel<T, SCAN>,
+                        b->n_seqs * s->n_heads * slices_of(s, row_columns<T>), THREADS,
+                        sizeof(row_memory<T, SCAN>), out, in, cuda_use(dev)->tickets);
+        if (!b->packed && b->max_query <= 1) return; // as in captured steps
+        layout l = {};
+        chain_of<T, SCAN>(dev, l, (T *)out, s, b->n_tokens, b->n_seqs);
+        l = {(char *)cuda_workspace(dev, l.bytes), 0};
+        if (l.at)
+            run_chunks(dev, "delta_rule",
+                       chain_of<T, SCAN>(dev, l, (T *)out, s, b->n_tokens, b->n_seqs), in);
     });
 }
 
 // ---- backward -----------------------------------------------------------------------------------
 
-// Scratch behind the chain's: each block's own, and what all write into. Where things begin, in
-// floats.
-struct back_memory {
-    float *at;
-    int64_t block; // a block's, of which:
-    // What sequences add to what they go on from: (CHUNK, columns) of u, (CHUNK, DIM) of k and
-    // (CHUNK) of the log decays of the open chunk's rows, and of S before it.
-    int64_t shared_u, shared_k, shared_log_decay, shared_S;
-    // (T, n_heads, slices, 2, key_dim, or one more where that is odd): of q and k as the rule
-    // takes them
-    int64_t dvectors;
-    // (T, n_heads, slices, 3): of what beta is made of, or of Mamba-2's step without its decay; of
-    // the log decay; and of Mamba-2's skip.
-    int64_t dgates;
-    int64_t shared; // (T, n_heads, 3): a row's part of the gradients of a_log, dt_bias and skip
-    int64_t end;
+// What sequences add to what they go on from: of u, k and the log decays of the open chunk's rows,
+// and of S before it, as it lies in threads.
+template <int C> struct back_shared {
+    float u[CHUNK][C], k[CHUNK][DIM], log_decay[CHUNK], S[DIM * C];
 };
 
-__host__ __device__ __forceinline__ int even(int n)
+template <typename T, int C, bool SCAN> struct back_args {
+    T *dqkv;
+    const T *dout;
+    chain_args<T, SCAN> chain;
+    int blocks;
+    back_shared<C> *shared; // (blocks)
+    float *dvectors;        // (T, n_heads, slices, 2, DIM): of q and k as the rule takes them
+    // (T, n_heads, slices, 3): of what beta is made of, or of Mamba-2's step without its decay; of
+    // the log decay; and of Mamba-2's skip.
+    float *dgates;
+    float *parts; // (T, n_heads, 3): a row's part of the gradients of a_log, dt_bias and skip
+};
+
+template <typename T, int C, bool SCAN>
+static back_args<T, C, SCAN> back_of(struct device *dev, layout &l, const struct delta_shape *s,
+                                     int rows, int n_seqs)
 {
-    return n + n % 2;
+    const int64_t heads = (int64_t)rows * s->n_heads, slices = heads * slices_of(s, C);
+    back_args<T, C, SCAN> a = {};
+    a.chain = chain_of<T, SCAN>(dev, l, NULL, s, rows, n_seqs);
+    a.blocks = blocks_of(dev, s, n_seqs, C, 1);
+    a.shared = l.take<back_shared<C>>(a.blocks);
+    a.dvectors = l.take<float>(slices * 2 * DIM);
+    a.dgates = l.take<float>(slices * 3);
+    a.parts = l.take<float>(heads * 3);
+    return a;
 }
 
-static struct back_memory lay_out_back(const struct delta_shape *s, int C, int blocks, int rows)
-{
-    const int64_t slices = slices_of(s, C), heads = (int64_t)rows * s->n_heads;
-    struct back_memory m = {};
-    m.shared_k = m.shared_u + CHUNK * C;
-    m.shared_log_decay = m.shared_k + CHUNK * DIM;
-    m.shared_S = m.shared_log_decay + CHUNK;
-    m.block = m.shared_S + DIM * C;
-    m.dvectors = m.block * blocks;
-    m.dgates = m.dvectors + heads * slices * 2 * even(s->key_dim);
-    m.shared = m.dgates + heads * slices * 3;
-    m.end = m.shared + heads * 3;
-    return m;
-}
-
-// What is kept goes with rows.
+// What is kept goes with rows; of sequences of fewer than 32 it is more.
 size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *s, int rows)
 {
+    layout l = {};
     if (s->n_heads == 0) return 0;
     if (delta_is_conv(s)) return cuda_conv_scratch(s, rows);
-    size_t rule = 0; // of sequences of 32 rows: of shorter ones it is more
     with_rule(s, [&](auto kind) {
         using K = decltype(kind);
-        const int n_seqs = ceil_div(rows, 32);
-        const int blocks = blocks_of(dev, s, n_seqs, K::C, 1);
-        rule = lay_out_chain<typename K::T, K::SCAN>(dev, s, rows, n_seqs, true).end +
-               lay_out_back(s, K::C, blocks, rows).end * sizeof(float);
+        back_of<typename K::T, K::C, K::SCAN>(dev, l, s, rows, ceil_div(rows, 32));
     });
-    return std::max(rule, cuda_conv_scratch(s, rows));
+    return std::max(l.bytes, cuda_conv_scratch(s, rows));
 }
 
 enum { OF_SEEN, OF_READ, OF_QUERY, OF_KEY, OF_BORDER, ROW_PARTS };
@@ -1468,12 +1381,6 @@ template <typename T, int C, bool SCAN> struct back_tiles {
     float dG[CHUNK];
     float row_parts[ROW_PARTS][2 * parts<C>][CHUNK], column_parts[2][TILES][CHUNK];
     float sums[32];
-};
-
-template <typename T, bool SCAN> struct back_arrays {
-    T *dqkv;
-    const T *dout;
-    chain_args<T, SCAN> chain;
 };
 
 // A warp's 16 rows of a matrix; its share of the columns, which the warps of a tile of rows divide
@@ -1528,15 +1435,14 @@ INLINE void compare_back(back_tiles<T, C, SCAN> &w, float (&sums)[N][4], bool is
         i++;
     });
     write_row_sums(w.row_parts[is_q ? OF_SEEN : OF_READ], rows);
-#pragma unroll
-    for (int c = 0; c < 2 * N; c++) {
+    unrolled<2 * N>([&](int c) {
         float sum = column_sums[c / 2][c % 2];
 #pragma unroll
         for (int o = 4; o < 32; o <<= 1) sum += __shfl_xor_sync(~0u, sum, o);
         if (lane / 4 == 0)
             w.column_parts[is_q ? OF_SEEN : OF_READ][first / 16]
                           [share + c / 2 * 8 + lane * 2 + c % 2] = sum;
-    }
+    });
 }
 
 // The sums of u's gradient in r from the last row to row `own`, sixteen at a time; rows before get
@@ -1588,28 +1494,37 @@ INLINE void row_products(float (*to)[CHUNK], float (&sums)[N][4], const T (*vect
     write_row_sums(to, rows);
 }
 
+// Adds what a thread has of sums to a place of its own in scratch, or the other way.
+template <int N> INLINE void add_sums(float *to, float (&sums)[N][4], bool back)
+{
+    unrolled<N>([&](int n) {
+        float all[4], *at = to + (n * blockDim.x + thread()) * 4;
+        load<float, 4>(all, at);
+        unrolled<4>([&](int i) { all[i] += sums[n][i]; });
+        if (!back) store<float, 4>(at, all);
+        if (back) unrolled<4>([&](int i) { sums[n][i] = all[i]; });
+    });
+}
+
 // Has all that is read of a chunk on its way; for all threads to wait for.
 template <typename T, int C, bool SCAN>
-INLINE void fetch_back(back_tiles<T, C, SCAN> &w, const back_arrays<T, SCAN> &a,
-                       const source<T, SCAN> &f, const delta_rows &b, const delta_shape &s,
-                       int unit, int seq, const piece_rows &rows)
+INLINE void fetch_back(back_tiles<T, C, SCAN> &w, const back_args<T, C, SCAN> &a,
+                       const source<T, SCAN> &f, const piece &p)
 {
-    constexpr int ROW = (DIM + PITCH) * (int)sizeof(T), N = threads<C>;
-    const piece &p = rows.p;
+    constexpr int N = threads<C>;
     const int begin = p.t / 16 * 16, end = tile_end(p.end), own = thread();
-    const int dim = f.head_dim, wide_dim = padded(dim);
-    const piece_keys<T> &keys =
-        a.chain.keys[(int64_t)p.number * s.n_key_heads + f.head / heads_each(&s)];
-    const piece_head<T, SCAN> &head = a.chain.heads[(int64_t)p.number * s.n_heads + f.head];
-    const T *S = a.chain.S + f.first, *u = a.chain.u + (int64_t)f.head * wide_dim + f.first;
-    if (p.border > 0) S += border_at(b, s, unit, seq, p.border, f.head);
-    fetch_bytes(w.keys.k, keys.k, end * ROW, own, N);
-    fetch_bytes(w.keys.q, keys.q, begin * ROW, own, N, false);
-    fetch_bytes(w.keys.q[begin], keys.q[begin], (end - begin) * ROW, own, N);
-    fetch_bytes(w.decay, head.decay, 4 * sizeof head.decay, own, N);
+    const int dim = f.head_dim, wide_dim = padded(&f);
+    const piece_keys<T> &keys = a.chain.keys[p.number * f.n_key_heads + f.head / heads_each(&f)];
+    const piece_head<T, SCAN> &head = a.chain.heads[p.number * f.n_heads + f.head];
+    const T *S = a.chain.S + (p.border > 0 ? border_at(f, p) : 0);
+    const T *u = a.chain.u + (int64_t)f.head * wide_dim + f.first;
+    fetch_array(w.keys.k, keys.k, end, own, N);
+    fetch_array(w.keys.q, keys.q, begin, own, N, false);
+    fetch_array(w.keys.q + begin, keys.q + begin, end - begin, own, N);
+    fetch_array(w.decay, head.decay, 4 * CHUNK, own, N);
     fetch_rows<C>(w.S, S, wide_dim, wide_dim - f.first, 0, DIM, 0, p.border > 0 ? DIM : 0, own, N);
     for (int t = 0; t < end; t = t < p.t ? p.t : end) // the prefix's rows, the piece's
-        fetch_rows<C>(w.u, u + (int64_t)rows.at(t) * f.n_heads * wide_dim, f.n_heads * wide_dim,
+        fetch_rows<C>(w.u, u + (int64_t)p.at(t) * f.n_heads * wide_dim, f.n_heads * wide_dim,
                       wide_dim - f.first, t, t < p.t ? p.t : end, t, t < p.t ? p.t : p.end, own, N);
     fetch_rows<C>(w.dout, a.dout + ((int64_t)p.row * f.n_heads + f.head) * dim + f.first,
                   f.n_heads * dim, dim - f.first, 0, end, p.t, p.end, own, N);
@@ -1634,25 +1549,23 @@ INLINE void fetch_back(back_tiles<T, C, SCAN> &w, const back_arrays<T, SCAN> &a,
 // that of S before it: all that is not the sequence's goes to what is shared. takes: what is shared
 // is added to the sequence's rows.
 template <typename T, int C, bool SCAN, int N>
-__device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4], T *dqkv,
-                           const back_memory &m, float *memory, const source<T, SCAN> &f,
-                           int slices, const piece_rows &rows, bool takes)
+__device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4],
+                           const back_args<T, C, SCAN> &a, const source<T, SCAN> &f, const piece &p,
+                           bool takes)
 {
     constexpr int SHARES = 2 * parts<C>;
     constexpr int READ_PITCH = CHUNK + (sizeof(T) == 2 ? PITCH : 4);
     const int columns = first_column<C>(C), keys = first_column<C>(DIM);
-    const int steps = (f.key_dim + 15) / 16, begin = rows.p.t, n = rows.p.end,
-              tiles = tile_end(n) / 16;
+    const int steps = (f.key_dim + 15) / 16, begin = p.t, n = p.end, tiles = tile_end(n) / 16;
     const int first = own_row(), tile = first / 16;
     T(*dseen)[CHUNK + PITCH] = w.seen; // all have read these by then
     T(*dread)[READ_PITCH] = (T(*)[READ_PITCH])w.read;
     float compared[CHUNK / 8 / SHARES][4];
-    const auto dgates_at = [&](int row) {
-        return m.at + m.dgates + (((int64_t)row * f.n_heads + f.head) * slices + f.first / C) * 3;
+    back_shared<C> &shared = a.shared[blockIdx.x];
+    const auto slice_of = [&](int row) { // of a row, in what the slices leave
+        return ((int64_t)row * f.n_heads + f.head) * slices_of(&f, C) + f.first / C;
     };
     const bool closes = n == CHUNK, takes_part = first < n;
-    float *shared_u = memory + m.shared_u, *shared_k = memory + m.shared_k,
-          *shared_log_decay = memory + m.shared_log_decay;
     write_operand(w.dS, dS, own_key(), own_column());
     __syncthreads();
     if (takes_part) {
@@ -1665,26 +1578,25 @@ __device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4], T *dqkv
         multiply(sums, turned(w.seen, first, first), plain(w.dout, first, columns), tiles - tile);
         each_sum(sums, [&](int row, int column, float &sum) {
             const int j = first + row, at = columns + column;
-            w.r[j][at] = sum + (takes && j < n ? shared_u[j * C + at] : 0.f);
+            w.r[j][at] = sum + (takes && j < n ? shared.u[j][at] : 0.f);
         });
     }
     compare_back(w, compared, true, n);
     __syncthreads();
-    write_operand(dseen, compared, own_row(), first_column<C>(CHUNK));
+    write_operand(dseen, compared, first, first_column<C>(CHUNK));
     if constexpr (!SCAN) solve_back(w, begin, n);
     for (int t = thread() / 32; t < tile_end(n); t += threads<C> / 32) {
-        const int row = rows.at(t);
+        const int row = p.at(t);
         const bool is_own = t >= begin && t < n;
         constexpr int V = C / 32; // columns of a lane
         const int at = thread() % 32 * V, column = f.first + at;
         float du[V], u[V], dvalue[V], own_du[V], dbeta = 0.f, dskip = 0.f;
         load<float, V>(du, &w.r[t][at]);
         if (!SCAN) load<T, V>(u, &w.u[t][at]);
-#pragma unroll
-        for (int v = 0; v < V; v++) {
+        unrolled<V>([&](int v) {
             if constexpr (SCAN)
                 u[v] = is_own && column + v < f.head_dim
-                           ? to_f32(f.qkv[(int64_t)row * f.width + f.value_at + column + v])
+                           ? to_f32(f.qkv[(int64_t)row * f.width + f.at.v + column + v])
                            : 0.f; // the value
             const float dout = SCAN ? to_f32(w.dout[t][at + v]) : 0.f;
             dbeta = fmaf(du[v], u[v], dbeta);
@@ -1692,10 +1604,10 @@ __device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4], T *dqkv
             dvalue[v] = w.beta[t] * du[v];
             if (SCAN) dvalue[v] = fmaf(f.skips, dout, dvalue[v]);
             own_du[v] = is_own ? du[v] : 0.f;
-            if (t < begin) shared_u[t * C + at + v] += du[v];
-        }
+            if (t < begin) shared.u[t][at + v] += du[v];
+        });
         if constexpr (!SCAN) store<T, V>(&w.du[t][at], own_du);
-        T *to_value = dqkv + (int64_t)row * f.width + f.value_at + column;
+        T *to_value = a.dqkv + (int64_t)row * f.width + f.at.v + column;
         if (is_own && (size_t)to_value % (V * sizeof(T)) == 0 && column + V <= f.head_dim)
             store<T, V>(to_value, dvalue);
         else
@@ -1704,7 +1616,7 @@ __device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4], T *dqkv
         dbeta = lanes_sum(dbeta);
         if (SCAN) dskip = lanes_sum(dskip);
         if (is_own && thread() % 32 == 0) {
-            float *dgates = dgates_at(row);
+            float *dgates = a.dgates + slice_of(row) * 3;
             dgates[0] = SCAN ? dbeta : dbeta * (1.f - w.beta[t]);
             dgates[2] = dskip;
         }
@@ -1713,25 +1625,21 @@ __device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4], T *dqkv
     if constexpr (!SCAN) {
         compare_back(w, compared, false, n);
         __syncthreads();
-        write_operand(dread, compared, own_row(), first_column<C>(CHUNK));
+        write_operand(dread, compared, first, first_column<C>(CHUNK));
         __syncthreads();
     }
     if (takes_part) {
         const auto store_rows = [&](float(&sums)[DIM / 8 / SHARES][4], int which) {
             each_pair(sums, [&](int i, int column, float x, float y) {
                 const int t = first + i, key = keys + column;
-                float *shared = shared_k + t * DIM + key;
-                float *at =
-                    m.at + m.dvectors + key +
-                    ((((int64_t)rows.at(t) * f.n_heads + f.head) * slices + f.first / C) * 2 +
-                     which) *
-                        even(f.key_dim);
+                float *own = a.dvectors + (slice_of(p.at(t)) * 2 + which) * DIM + key;
+                float *others = &shared.k[t][key];
                 if (which && t < begin) {
-                    shared[0] += x;
-                    shared[1] += y;
-                } else if (t >= begin && t < n && key < f.key_dim) {
+                    others[0] += x;
+                    others[1] += y;
+                } else if (t >= begin && t < n) {
                     const bool adds = which && takes;
-                    store_pair(at, adds ? x + shared[0] : x, adds ? y + shared[1] : y);
+                    store_pair(own, adds ? x + others[0] : x, adds ? y + others[1] : y);
                 }
             });
         };
@@ -1811,120 +1719,103 @@ __device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4], T *dqkv
     for (int t = CHUNK - 1 - lane; t >= 0; t -= 32) {
         const double dG = later + lanes_until((double)w.dG[t] - w.since[t]);
         later = __shfl_sync(~0u, dG, 31);
-        const float shared = takes && t < n ? shared_log_decay[t] : 0.f;
         if (t < begin)
-            shared_log_decay[t] += (float)dG;
+            shared.log_decay[t] += (float)dG;
         else if (t < n)
-            dgates_at(rows.at(t))[1] = (float)dG + shared;
+            a.dgates[slice_of(p.at(t)) * 3 + 1] = (float)dG + (takes ? shared.log_decay[t] : 0.f);
     }
 }
 
 // The sequences of a unit go back, the first of them last.
 template <typename T, int C, bool SCAN>
 __global__ void __launch_bounds__(threads<C>)
-    delta_back_kernel(back_arrays<T, SCAN> a, back_memory m, rule_inputs<T, SCAN> in, delta_rows b,
-                      delta_shape s, int slices)
+    delta_back_kernel(const __grid_constant__ back_args<T, C, SCAN> a,
+                      const __grid_constant__ rule_of<T, SCAN> in)
 {
     grid_begin();
     constexpr int N = C / parts<C> / 8;
     extern __shared__ __align__(16) char shared_bytes[];
     back_tiles<T, C, SCAN> &w = *(back_tiles<T, C, SCAN> *)shared_bytes;
-    float *memory = m.at + (int64_t)blockIdx.x * m.block, *shared_S = memory + m.shared_S;
-    for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads * slices; unit += gridDim.x) {
-        const unit_of own = unit_at(unit, s, slices);
-        if (!delta_begins(b, own.seq)) continue;
-        const source<T, SCAN> f = source_of(in, s, own.head, own.slice * C);
-        const int n_seqs = delta_unit_end(b, own.seq) - own.seq;
-        const int behind = b.query_start[own.seq + 1];
-        const int whole = (behind - b.query_start[own.seq]) / CHUNK * CHUNK;
-        float dS[N][4], shared[N][4];
+    const delta_rows &b = in.b;
+    back_shared<C> &shared = a.shared[blockIdx.x];
+    const int n_units = b.n_seqs * in.n_heads * slices_of(&in, C);
+    for (int unit = blockIdx.x; unit < n_units; unit += gridDim.x) {
+        const source<T, SCAN> f = source_at<C>(in, unit);
+        if (!unit_begins(&b, f.seq)) continue;
+        const int n_seqs = unit_end(&b, f.seq) - f.seq;
+        const int whole = (b.query_start[f.seq + 1] - b.query_start[f.seq]) / CHUNK * CHUNK;
+        float dS[N][4];
         if (n_seqs > 1) {
             __syncthreads(); // the unit before has read what was shared
-            for (int64_t i = m.shared_u + thread(); i < m.shared_S; i += threads<C>)
-                memory[i] = 0.f;
-            clear(shared);
-            keep(shared_S, shared);
+            for (int i = thread(); i < (int)(sizeof shared / sizeof(float)); i += threads<C>)
+                ((float *)&shared)[i] = 0.f;
         }
         for (int step = 1; step <= n_seqs; step++) {
             const bool first = step == n_seqs, takes = first && n_seqs > 1;
-            const stretch at = stretch_of(b, own.seq + step % n_seqs);
-            const int last = (at.position + at.rows - 1) / CHUNK - at.position / CHUNK;
+            const int seq = f.seq + step % n_seqs, position = b.first_position[seq];
+            const int last = position + b.query_start[seq + 1] - b.query_start[seq] - 1;
             clear(dS);
-            for (int k = last; k >= 0; k--) {
-                const piece p = piece_of(at, k);
-                const piece_rows rows = {0, behind, p};
-                if (takes && p.border + p.end == whole) {
-                    recall(shared, shared_S);
-                    for (int i = 0; i < 4 * N; i++) dS[i / 4][i % 4] += shared[i / 4][i % 4];
-                }
+            for (int k = last / CHUNK - position / CHUNK; k >= 0; k--) {
+                const piece p = piece_of(b, seq, k);
+                if (takes && p.border + p.end == whole) add_sums(shared.S, dS, true);
                 __syncthreads();
-                fetch_back(w, a, f, b, s, own.seq, at.seq, rows);
-                back_chunk(w, dS, a.dqkv, m, memory, f, slices, rows, takes && p.border == whole);
+                fetch_back(w, a, f, p);
+                back_chunk(w, dS, a, f, p, takes && p.border == whole);
             }
-            if (first) break;
-            recall(shared, shared_S);
-            for (int i = 0; i < 4 * N; i++) shared[i / 4][i % 4] += dS[i / 4][i % 4];
-            keep(shared_S, shared);
+            if (!first) add_sums(shared.S, dS, false);
         }
     }
 }
 
 // A row's gates: block x has some of (rows, n_heads).
 template <typename T, bool SCAN>
-__global__ void gates_back_kernel(T *dgates, back_memory m, rule_inputs<T, SCAN> in, delta_shape s,
-                                  int rows, int slices)
+__global__ void gates_back_kernel(T *to, float *parts, const float *dgates,
+                                  const __grid_constant__ rule_of<T, SCAN> in, int slices)
 {
     grid_begin();
-    const int64_t i = (int64_t)blockIdx.x * SHARED_THREADS + threadIdx.x, row = i / s.n_heads;
-    if (row >= rows) return;
-    const source<T, SCAN> f = source_of(in, s, i % s.n_heads, 0);
+    const int64_t i = (int64_t)blockIdx.x * SHARED_THREADS + threadIdx.x, row = i / in.n_heads;
+    if (row >= in.b.n_tokens) return;
+    const source<T, SCAN> f = source_of(in, 0, i % in.n_heads, 0);
     const row_gates gates = gates_of(f, row);
-    float d[3] = {}; // as they lie in m.dgates
-    for (int j = 0; j < 3 * slices; j++) d[j % 3] += m.at[m.dgates + i * slices * 3 + j];
+    float d[3] = {}; // as they lie in dgates
+    for (int j = 0; j < 3 * slices; j++) d[j % 3] += dgates[i * slices * 3 + j];
     const float dexponent = -d[1] * f.rate; // of softplus(a), or of the step
     float da = (SCAN ? d[0] + dexponent : dexponent) * sigmoid(gates.raw);
     if (SCAN && softplus_of(gates.raw) < f.min_step) da = 0.f;
-    T *to = dgates + row * f.stride + f.head;
+    to += row * f.stride + f.head;
     if (!SCAN) to[0] = from_f32<T>(d[0]);
     to[SCAN ? 0 : f.n_heads] = from_f32<T>(da);
-    float *part = m.at + m.shared + i * 3;
-    part[0] = dexponent * (SCAN ? gates.beta : softplus_of(gates.raw));
-    part[1] = da;
-    part[2] = d[2];
+    parts[i * 3] = dexponent * (SCAN ? gates.beta : softplus_of(gates.raw));
+    parts[i * 3 + 1] = da;
+    parts[i * 3 + 2] = d[2];
 }
 
 // From the gradients of a row's q (block z 0) or k (1) as the value heads of a key head (block y)
 // take it, by slices, to that of what it was made of. A warp's.
 template <typename T, bool SCAN>
-__global__ void length_back_kernel(T *dqkv, const T *qkv, const float *dvectors, delta_shape s,
-                                   int slices)
+__global__ void length_back_kernel(T *dqkv, const float *dvectors,
+                                   const __grid_constant__ rule_of<T, SCAN> in, int slices)
 {
     grid_begin();
-    int each = heads_each(&s) * slices, lane = threadIdx.x;
-    const head_columns columns = columns_of<SCAN>(s);
-    int64_t at = (int64_t)blockIdx.x * columns.width + (blockIdx.z ? columns.k : columns.q) +
-                 blockIdx.y * s.key_dim;
-    const float *from =
-        dvectors +
-        (((int64_t)blockIdx.x * s.n_heads * slices + blockIdx.y * each) * 2 + blockIdx.z) *
-            even(s.key_dim);
-    float d[DELTA_MAX_DIM / 32], x[DELTA_MAX_DIM / 32], squares = 0, along = 0;
-    for (int i = 0; i < DELTA_MAX_DIM / 32; i++) {
-        int e = lane + 32 * i;
-        d[i] = x[i] = 0;
-        if (e >= s.key_dim) continue;
-        x[i] = to_f32(qkv[at + e]);
-        for (int h = 0; h < each; h++) d[i] += from[(int64_t)h * 2 * even(s.key_dim) + e];
-        squares += x[i] * x[i];
-        along += x[i] * d[i];
-    }
-    float inverse = 1.f / sqrtf(lanes_sum(squares) + LENGTH_EPS);
-    float scale = blockIdx.z ? inverse : inverse / sqrtf((float)s.key_dim);
-    along = lanes_sum(along) * inverse * inverse;
-    if (SCAN) scale = 1.f, along = 0.f;
-    for (int i = 0; i < DELTA_MAX_DIM / 32; i++)
-        if (lane + 32 * i < s.key_dim)
-            dqkv[at + lane + 32 * i] = from_f32<T>(scale * (d[i] - x[i] * along));
+    const int each = heads_each(&in) * slices, dim = in.key_dim, lane = threadIdx.x;
+    const delta_columns columns = delta_columns_of(&in, SCAN, blockIdx.y * heads_each(&in));
+    const int64_t row = blockIdx.x, first = (row * in.n_key_heads + blockIdx.y) * each;
+    const int64_t at = row * delta_conv_width(&in) + (blockIdx.z ? columns.k : columns.q);
+    const float *from = dvectors + (first * 2 + blockIdx.z) * DIM;
+    float d[DIM / 32] = {}, x[DIM / 32], along = 0;
+    read_vector(x, in.qkv + at, dim);
+    const float inverse = inverse_length<SCAN>(x);
+    unrolled<DIM / 32>([&](int i) {
+        const int e = lane + 32 * i;
+        for (int h = 0; h < each && e < dim; h++) d[i] += from[(int64_t)h * 2 * DIM + e];
+        along = fmaf(x[i], d[i], along);
+    });
+    const float scale = SCAN || blockIdx.z ? inverse : inverse / sqrtf((float)dim);
+    along = SCAN ? 0.f : lanes_sum(along) * inverse * inverse;
+    unrolled<DIM / 32>([&](int i) {
+        const int e = lane + 32 * i;
+        if (e < dim) dqkv[at + e] = from_f32<T>(scale * (d[i] - x[i] * along));
+    });
 }
 
 // What all rows of a head share: block x is the head.
@@ -1944,35 +1835,34 @@ __global__ void shared_back_kernel(float *da_log, float *ddt_bias, float *dskip,
 }
 
 void cuda_delta_rule_back(struct device *dev, const struct delta_grads *grads, const void *dout,
-                          const struct delta_args *a, const struct delta_shape *s)
+                          const struct delta_args *args, const struct delta_shape *s)
 {
-    const struct delta_rows rows = delta_rows_of(&a->batch);
-    const int n = rows.n_tokens;
-    if (n <= 0 || !delta_takes(dev, a->batch.view)) return;
+    const struct batch_view *b = args->batch.view;
+    const int n = b->n_tokens;
+    if (n <= 0 || !delta_takes(dev, b)) return;
     with_rule(s, [&](auto kind) {
         using T = typename decltype(kind)::T;
         constexpr int C = decltype(kind)::C;
         constexpr bool SCAN = decltype(kind)::SCAN;
-        const int blocks = blocks_of(dev, s, rows.n_seqs, C, 1), slices = slices_of(s, C);
-        const struct chain_layout l = lay_out_chain<T, SCAN>(dev, s, n, rows.n_seqs, true);
-        struct back_memory m = lay_out_back(s, C, blocks, n);
-        char *memory = (char *)cuda_workspace(dev, l.end + m.end * sizeof(float));
-        if (!memory) return;
-        m.at = (float *)(memory + l.end);
-        const rule_inputs<T, SCAN> in = inputs_of<T, SCAN>(a, s);
-        const back_arrays<T, SCAN> arrays = {
-            (T *)grads->qkv, (const T *)dout,
-            run_chunks(dev, "delta_rule_back", (T *)NULL, memory, l, in, rows, s)};
-        cuda_launch(dev, "delta_rule_back", delta_back_kernel<T, C, SCAN>, blocks, threads<C>,
-                    sizeof(back_tiles<T, C, SCAN>), arrays, m, in, rows, *s, slices);
+        const int slices = slices_of(s, C);
+        layout l = {};
+        back_of<T, C, SCAN>(dev, l, s, n, b->n_seqs);
+        l = {(char *)cuda_workspace(dev, l.bytes), 0};
+        if (!l.at) return;
+        back_args<T, C, SCAN> a = back_of<T, C, SCAN>(dev, l, s, n, b->n_seqs);
+        a.dqkv = (T *)grads->qkv;
+        a.dout = (const T *)dout;
+        const rule_of<T, SCAN> in = rule_from<T, SCAN>(args, s);
+        run_chunks(dev, "delta_rule_back", a.chain, in);
+        cuda_launch(dev, "delta_rule_back", delta_back_kernel<T, C, SCAN>, a.blocks, threads<C>,
+                    sizeof(back_tiles<T, C, SCAN>), a, in);
         cuda_launch(dev, "delta_rule_back", length_back_kernel<T, SCAN>, dim3(n, s->n_key_heads, 2),
-                    32, 0, grads->qkv, a->qkv, (m.at + m.dvectors), *s, slices);
+                    32, 0, grads->qkv, a.dvectors, in, slices);
         cuda_launch(dev, "delta_rule_back", gates_back_kernel<T, SCAN>,
                     ceil_div((int64_t)n * s->n_heads, SHARED_THREADS), SHARED_THREADS, 0,
-                    grads->gates, m, in, *s, n, slices);
+                    grads->gates, a.parts, a.dgates, in, slices);
         if (grads->a_log || grads->dt_bias || grads->skip)
             cuda_launch(dev, "delta_rule_back", shared_back_kernel, s->n_heads, SHARED_THREADS, 0,
-                        grads->a_log, grads->dt_bias, grads->skip, (m.at + m.shared), n,
-                        s->n_heads);
+                        grads->a_log, grads->dt_bias, grads->skip, a.parts, n, s->n_heads);
     });
 }

@@ -1,14 +1,13 @@
 /* short_conv.cu: a causal convolution of a few rows, channel by channel, with SiLU behind it, and
- * its gradient. A row meets the same numbers in the same order wherever they lie: in its own
- * sequence, where a thread has a run of rows side by side, in those its sequence goes on from, or
- * in its slot's window, which is renewed behind. A thread has V channels, and room for TAPS taps.
- */
+ * its gradient. A row meets the same numbers in the same order wherever they lie: among the rows
+ * that a thread has side by side, in those its sequence goes on from, or in its slot's window,
+ * which is renewed behind. A thread has V channels, and room for TAPS taps. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/recurrence/recurrence.cuh"
 
 #define CONV_THREADS 128
 #define RUN          8   // rows that a thread has side by side
-#define FEW_ROWS     16  // of a sequence, up to which a thread has all of it
+#define FEW_ROWS     16  // of a sequence, up to which a thread has all of a unit
 #define STRETCH      128 // rows whose parts of the weights a thread adds up
 
 size_t cuda_conv_scratch(const struct delta_shape *s, int rows)
@@ -16,61 +15,26 @@ size_t cuda_conv_scratch(const struct delta_shape *s, int rows)
     return (size_t)ceil_div(rows, STRETCH) * delta_conv_width(s) * (s->taps + 1) * sizeof(float);
 }
 
-struct conv_rows {
+template <typename T> struct conv_rows {
+    using type = T;
     delta_rows b;
+    const T *x, *w, *bias;
     int64_t x_stride;
     int width, taps;
     int window; // rows of a slot's
     bool bare;  // no SiLU behind the sum
 };
 
-// The row `back` rows before row r of sequence s of a packed batch; -1: there is none.
-INLINE int packed_before(const delta_rows &b, int s, int r, int back)
+INLINE float conv_out(bool bare, float sum)
 {
-    if (r - back >= b.query_start[s]) return r - back;
-    int position = b.first_position[s] + r - b.query_start[s] - back;
-    while (s >= 0 && position < b.first_position[s]) s = b.parent[s];
-    return s >= 0 && position >= 0 ? b.query_start[s] + position - b.first_position[s] : -1;
-}
-
-// The input that channel c meets `back` rows before row r.
-template <typename T>
-__device__ __noinline__ float input(const T *x, const conv_rows &a, int s, int r, int back, int c)
-{
-    if (!a.b.paged) {
-        int row = packed_before(a.b, s, r, back);
-        return row < 0 ? 0.f : to_f32(x[row * a.x_stride + c]);
-    }
-    while (!delta_begins(a.b, s)) s--;
-    int first = a.b.query_start[s], row = r - back;
-    if (row >= first) return to_f32(x[row * a.x_stride + c]);
-    int position = a.b.positions[first] - (first - row);
-    if (position < 0) return 0.f;
-    return a.b.states[a.b.state_from[s] * a.b.slot_elements + position % a.window * a.width + c];
-}
-
-// The sum before SiLU of a row wherever it stands.
-template <typename T>
-__device__ __noinline__ float convolve(const T *x, const T *w, const T *bias, const conv_rows &a,
-                                       int row, int c)
-{
-    int s = a.b.seq_of[row];
-    float sum = bias ? to_f32(bias[c]) : 0.f;
-    for (int i = 0; i < a.taps; i++)
-        sum = fmaf(to_f32(w[c * a.taps + i]), input(x, a, s, row, a.taps - 1 - i, c), sum);
-    return sum;
-}
-
-INLINE float conv_out(const conv_rows &a, float sum)
-{
-    return a.bare ? sum : sum * sigmoid(sum);
+    return bare ? sum : sum * sigmoid(sum);
 }
 
 // The gradient of the sum before SiLU.
-INLINE float conv_slope(const conv_rows &a, float sum, float dy)
+INLINE float conv_slope(bool bare, float sum, float dy)
 {
     const float open = __fdividef(1.f, 1.f + __expf(-sum));
-    return dy * (a.bare ? 1.f : open * (1.f + sum * (1.f - open)));
+    return dy * (bare ? 1.f : open * (1.f + sum * (1.f - open)));
 }
 
 // A thread's weights, by how many rows before its own an input stands.
@@ -79,14 +43,12 @@ template <int V, int TAPS> struct conv_weights {
 };
 
 template <int V, int TAPS, typename T>
-INLINE conv_weights<V, TAPS> weights_of(const T *w, const T *bias, const conv_rows &a, int c)
+INLINE conv_weights<V, TAPS> weights_of(const conv_rows<T> &a, int c)
 {
     conv_weights<V, TAPS> own;
-    unrolled<V>([&](int v) {
-        own.bias[v] = bias ? to_f32(bias[c + v]) : 0.f;
-        unrolled<TAPS>([&](int back) {
-            own.at[back][v] = back < a.taps ? to_f32(w[(c + v) * a.taps + a.taps - 1 - back]) : 0.f;
-        });
+    unrolled<V>([&](int v) { own.bias[v] = a.bias ? to_f32(a.bias[c + v]) : 0.f; });
+    unrolled<TAPS, V>([&](int back, int v) {
+        own.at[back][v] = back < a.taps ? to_f32(a.w[(c + v) * a.taps + a.taps - 1 - back]) : 0.f;
     });
     return own;
 }
@@ -103,20 +65,36 @@ INLINE void convolve(float (&sum)[V], const float (&x)[N][V], int own,
     });
 }
 
-// Up to RUN rows of a sequence, and whether all that they meet is in it alone, with the `ahead`
-// rows behind them.
+// Up to RUN rows of a sequence, of a paged batch with the unit's before it, and whether all that
+// they meet is among these, with the `ahead` rows behind them.
 struct conv_run {
-    int begin, end; // the sequence's
+    int begin, end; // rows that lie side by side
     int n;
     bool alone;
+    int position; // of a paged batch's first, and the window that the rows before it are in
+    const float *window;
 };
 
-INLINE conv_run run_at(const conv_rows &a, int row, int last, int ahead)
+// Of the unit that begins with sequence s of a paged batch.
+template <typename T>
+INLINE conv_run run_of_unit(const conv_rows<T> &a, int s, int begin, int end, int n)
 {
-    const int s = a.b.seq_of[row], begin = a.b.query_start[s], end = a.b.query_start[s + 1];
-    const int n = min(min(RUN, last - row), end - row);
-    const bool is_root = !a.b.paged && a.b.parent[s] < 0;
-    const bool is_leaf = ahead == 0 || a.b.attend_end[s] == end;
+    return {begin,
+            end,
+            n,
+            true,
+            a.b.positions[begin],
+            a.b.states + a.b.state_from[s] * a.b.slot_elements};
+}
+
+template <typename T> INLINE conv_run run_at(const conv_rows<T> &a, int row, int last, int ahead)
+{
+    int s = a.b.seq_of[row];
+    const int end = a.b.query_start[s + 1], n = min(min(RUN, last - row), end - row);
+    while (!a.b.packed && !unit_begins(&a.b, s)) s--;
+    const int begin = a.b.query_start[s];
+    if (!a.b.packed) return run_of_unit(a, s, begin, end, n);
+    const bool is_root = a.b.parent[s] < 0, is_leaf = ahead == 0 || a.b.attend_end[s] == end;
     return {begin, end, n,
             (row - a.taps + 1 >= begin || is_root) && (row + n + ahead <= end || is_leaf)};
 }
@@ -126,45 +104,24 @@ template <int V, typename T>
 INLINE void read_row(float (&to)[V], const T *from, int64_t stride, const conv_run &run, int row)
 {
     const bool is_there = row >= run.begin && row < run.end;
+    unrolled<V>([&](int v) { to[v] = 0.f; });
     if (is_there) load<T, V>(to, from + row * stride);
-#pragma unroll
-    for (int v = 0; v < V && !is_there; v++) to[v] = 0.f;
 }
 
-// Block x has RUN rows, here and below block y and the thread some channels.
-template <typename T, int V, int TAPS>
-__global__ void conv_kernel(T *y, const T *x, const T *w, const T *bias,
-                            const __grid_constant__ conv_rows a)
+// A row that stands before a run, in what it goes on from.
+template <int V, typename T>
+INLINE void read_before(float (&to)[V], const conv_rows<T> &a, const conv_run &run, int row, int c)
 {
-    grid_begin();
-    const int c = (blockIdx.y * CONV_THREADS + threadIdx.x) * V;
-    const int last = min((int)(blockIdx.x + 1) * RUN, a.b.n_tokens);
-    if (c >= a.width) return;
-    const conv_weights<V, TAPS> weights = weights_of<V, TAPS>(w, bias, a, c);
-    conv_run run;
-    for (int row = blockIdx.x * RUN; row < last; row += run.n) {
-        run = run_at(a, row, last, 0);
-        const bool is_padding = a.b.paged && a.b.state_slot[a.b.seq_of[row]] < 0;
-        float x_of[RUN + TAPS - 1][V];
-        unrolled<RUN + TAPS - 1>(
-            [&](int i) { read_row(x_of[i], x + c, a.x_stride, run, row - TAPS + 1 + i); });
-#pragma unroll
-        for (int i = 0; i < RUN; i++) {
-            float sum[V];
-            if (i >= run.n) break;
-            convolve(sum, x_of, i + TAPS - 1, weights, a.taps);
-            unrolled<V>([&](int v) {
-                if (!run.alone) sum[v] = convolve(x, w, bias, a, row + i, c + v);
-                sum[v] = is_padding ? 0.f : conv_out(a, sum[v]);
-            });
-            store<T, V>(y + (int64_t)(row + i) * a.width + c, sum);
-        }
-    }
+    const int back = run.begin - row;
+    const int at = a.b.packed ? row_before(&a.b, run.begin, back) : run.position - back;
+    unrolled<V>([&](int v) { to[v] = 0.f; });
+    if (at >= 0 && a.b.packed) load<T, V>(to, a.x + at * a.x_stride + c);
+    const float *window = run.window + at % a.window * a.width + c;
+    if (at >= 0 && !a.b.packed) unrolled<V>([&](int v) { to[v] = window[v]; });
 }
 
 // The windows that a unit leaves, of a channel.
-template <typename T>
-INLINE void renew_windows(const T *x, const conv_rows &a, int s, int end, int c)
+template <typename T> INLINE void renew_windows(const conv_rows<T> &a, int s, int end, int c)
 {
     const int first = a.b.query_start[s], position = a.b.positions[first];
     const float *from = a.b.states + a.b.state_from[s] * a.b.slot_elements;
@@ -176,122 +133,132 @@ INLINE void renew_windows(const T *x, const conv_rows &a, int s, int end, int c)
         const bool has_others = window == from && position > 0;
         for (int at = has_others ? max(oldest, position) : oldest; at < behind; at++) {
             const int i = (at + a.window) % a.window * a.width + c;
-            window[i] = at >= position ? to_f32(x[(first + at - position) * a.x_stride + c])
+            window[i] = at >= position ? to_f32(a.x[(first + at - position) * a.x_stride + c])
                         : position > 0 ? from[i]
                                        : 0.f;
         }
     }
 }
 
-// Of a paged batch of few rows a sequence: block x is the sequence that begins a unit, whose
-// windows a thread renews as it goes.
-template <typename T, int V, int TAPS>
-__global__ void conv_few_kernel(T *y, const T *x, const T *w, const T *bias,
-                                const __grid_constant__ conv_rows a)
+// Block x has RUN rows or, FEW, of a paged batch of few rows a sequence, the unit that begins with
+// sequence x, whose windows a thread renews behind; here and below block y and the thread have some
+// channels.
+template <typename T, int V, int TAPS, bool FEW>
+__global__ void conv_kernel(T *y, const __grid_constant__ conv_rows<T> a)
 {
     grid_begin();
-    const int s = blockIdx.x, c = (blockIdx.y * CONV_THREADS + threadIdx.x) * V;
-    if (c >= a.width || !delta_begins(a.b, s)) return;
-    const conv_weights<V, TAPS> weights = weights_of<V, TAPS>(w, bias, a, c);
-    const bool is_padding = a.b.state_slot[s] < 0;
-    const int end = delta_unit_end(a.b, s), first = a.b.query_start[s];
-    const int position = is_padding ? 0 : a.b.positions[first];
-    const float *window = a.b.states + a.b.state_from[s] * a.b.slot_elements + c;
-    float x_of[TAPS][V], sum[V];
+    constexpr int N = FEW ? 1 : RUN;
+    const int own = blockIdx.x, c = (blockIdx.y * CONV_THREADS + threadIdx.x) * V;
+    if (c >= a.width || (FEW && !unit_begins(&a.b, own))) return;
+    const conv_weights<V, TAPS> weights = weights_of<V, TAPS>(a, c);
+    const int unit = FEW ? unit_end(&a.b, own) : 0, begin = FEW ? a.b.query_start[own] : own * RUN;
+    const int last = FEW ? a.b.query_start[unit] : min(begin + RUN, a.b.n_tokens);
+    bool is_padding = FEW && a.b.state_slot[own] < 0;
+    conv_run run = FEW ? run_of_unit(a, own, begin, last, 1) : conv_run{};
+    for (int row = begin; row < last; row += run.n) {
+        if (!FEW) run = run_at(a, row, last, 0);
+        if (!FEW && !a.b.packed) is_padding = a.b.state_slot[a.b.seq_of[row]] < 0;
+        float x_of[N + TAPS - 1][V];
+        unrolled<N + TAPS - 1>([&](int i) {
+            const int at = row - TAPS + 1 + i;
+            if (i < TAPS - 1 && at < run.begin)
+                read_before(x_of[i], a, run, at, c);
+            else
+                read_row(x_of[i], a.x + c, a.x_stride, run, at);
+        });
 #pragma unroll
-    for (int back = 1; back < TAPS; back++)
-#pragma unroll
-        for (int v = 0; v < V; v++)
-            x_of[TAPS - 1 - back][v] = back < a.taps && back <= position
-                                           ? window[(position - back) % a.window * a.width + v]
-                                           : 0.f;
-    for (int row = first; row < a.b.query_start[end]; row++) {
-        load<T, V>(x_of[TAPS - 1], x + row * a.x_stride + c);
-        convolve(sum, x_of, TAPS - 1, weights, a.taps);
-#pragma unroll
-        for (int v = 0; v < V; v++) sum[v] = is_padding ? 0.f : conv_out(a, sum[v]);
-        store<T, V>(y + (int64_t)row * a.width + c, sum);
-#pragma unroll
-        for (int i = 1; i < TAPS; i++)
-#pragma unroll
-            for (int v = 0; v < V; v++) x_of[i - 1][v] = x_of[i][v];
+        for (int i = 0; i < N; i++) {
+            float sum[V];
+            if (i >= run.n) break;
+            convolve(sum, x_of, i + TAPS - 1, weights, a.taps);
+            unrolled<V>([&](int v) { sum[v] = is_padding ? 0.f : conv_out(a.bare, sum[v]); });
+            store<T, V>(y + (int64_t)(row + i) * a.width + c, sum);
+        }
     }
-#pragma unroll
-    for (int v = 0; v < V && !is_padding; v++) renew_windows(x, a, s, end, c + v);
+    if (FEW && !is_padding) unrolled<V>([&](int v) { renew_windows(a, own, unit, c + v); });
 }
 
 // Block x is the sequence that begins a unit.
-template <typename T> __global__ void window_kernel(const T *x, const __grid_constant__ conv_rows a)
+template <typename T> __global__ void window_kernel(const __grid_constant__ conv_rows<T> a)
 {
     grid_begin();
     int s = blockIdx.x, c = blockIdx.y * CONV_THREADS + threadIdx.x;
-    if (c >= a.width || a.b.state_slot[s] < 0 || !delta_begins(a.b, s)) return;
-    renew_windows(x, a, s, delta_unit_end(a.b, s), c);
+    if (c >= a.width || a.b.state_slot[s] < 0 || !unit_begins(&a.b, s)) return;
+    renew_windows(a, s, unit_end(&a.b, s), c);
 }
 
-static struct conv_rows conv_rows_of(const struct conv_args *a, const struct delta_shape *s)
-{
-    return {delta_rows_of(&a->batch), a->x_stride,     delta_conv_width(s), s->taps,
-            delta_window(s),          delta_is_conv(s)};
-}
-
-// Calls f(element, channels of a thread, taps that there is room for).
+// Calls f(rows of the element type, channels of a thread, taps that there is room for), where there
+// are rows; others: arrays of a row's width besides x.
 template <typename F>
-static void with_channels(enum dtype dt, const struct conv_rows &a,
-                          std::initializer_list<const void *> rows, F f)
+static void with_channels(const struct conv_args *a, const struct delta_shape *s,
+                          std::initializer_list<const void *> others, F f)
 {
-    const int64_t e = (int64_t)dtype_size(dt);
-    const bool fits = a.taps <= 4 && aligned(2 * e, rows, {a.x_stride * e, a.width * e});
-    with_type(dt, [&](auto t) {
+    const int64_t e = (int64_t)dtype_size(s->dt), width = delta_conv_width(s);
+    const bool fits = s->taps <= 4 && aligned(2 * e, {a->x}, {a->x_stride * e, width * e}) &&
+                      aligned(2 * e, others, {});
+    with_type(s->dt, [&](auto t) {
+        using T = decltype(t);
+        const conv_rows<T> rows = {delta_rows_of(&a->batch),
+                                   (const T *)a->x,
+                                   (const T *)a->w,
+                                   (const T *)a->bias,
+                                   a->x_stride,
+                                   (int)width,
+                                   s->taps,
+                                   delta_window(s),
+                                   delta_is_conv(s)};
+        if (rows.b.n_tokens <= 0) return;
         if (fits)
-            f(t, number<2>(), number<4>());
+            f(rows, number<2>(), number<4>());
         else
-            f(t, number<1>(), number<DELTA_MAX_TAPS>());
+            f(rows, number<1>(), number<DELTA_MAX_TAPS>());
     });
 }
 
 void cuda_short_conv(struct device *dev, void *y, const struct conv_args *a,
                      const struct delta_shape *s)
 {
-    const struct conv_rows rows = conv_rows_of(a, s);
-    const bool few = rows.b.paged && a->batch.view->max_query <= FEW_ROWS;
-    if (rows.b.n_tokens <= 0) return;
-    with_channels(s->dt, rows, {a->x, y}, [&](auto t, auto v, auto taps) {
-        using T = decltype(t);
+    const struct batch_view *b = a->batch.view;
+    const bool few = !b->packed && b->max_query <= FEW_ROWS;
+    with_channels(a, s, {y}, [&](auto rows, auto v, auto taps) {
+        using T = typename decltype(rows)::type;
         constexpr int V = decltype(v)::value, TAPS = decltype(taps)::value;
-        const int columns = ceil_div(rows.width, V * CONV_THREADS);
-        if (few) {
-            cuda_launch(dev, "short_conv", conv_few_kernel<T, V, TAPS>,
-                        dim3(rows.b.n_seqs, columns), CONV_THREADS, 0, y, a->x, a->w, a->bias,
-                        rows);
-            return;
-        }
-        cuda_launch(dev, "short_conv", conv_kernel<T, V, TAPS>,
-                    dim3(ceil_div(rows.b.n_tokens, RUN), columns), CONV_THREADS, 0, y, a->x, a->w,
-                    a->bias, rows);
-        if (rows.b.paged)
+        const auto kernel = few ? conv_kernel<T, V, TAPS, true> : conv_kernel<T, V, TAPS, false>;
+        cuda_launch(dev, "short_conv", kernel,
+                    dim3(few ? b->n_seqs : ceil_div(b->n_tokens, RUN),
+                         ceil_div(rows.width, V * CONV_THREADS)),
+                    CONV_THREADS, 0, y, rows);
+        if (!few && !b->packed)
             cuda_launch(dev, "short_conv", window_kernel<T>,
-                        dim3(rows.b.n_seqs, ceil_div(rows.width, CONV_THREADS)), CONV_THREADS, 0,
-                        a->x, rows);
+                        dim3(b->n_seqs, ceil_div(rows.width, CONV_THREADS)), CONV_THREADS, 0, rows);
     });
 }
 
-template <typename T> struct conv_back_arrays {
-    T *dx;
-    float *dw, *db; // (stretches, width, taps), (stretches, width)
-    const T *dy, *x, *w, *bias;
-};
+// The input that channel c meets `back` rows before row r of a packed batch.
+template <typename T>
+__device__ __noinline__ float input(const conv_rows<T> &a, int r, int back, int c)
+{
+    const int row = row_before(&a.b, r, back);
+    return row < 0 ? 0.f : to_f32(a.x[row * a.x_stride + c]);
+}
+
+// The sum before SiLU of a row of one, wherever what it meets stands.
+template <typename T> __device__ __noinline__ float convolve(const conv_rows<T> &a, int row, int c)
+{
+    float sum = a.bias ? to_f32(a.bias[c]) : 0.f;
+    for (int i = 0; i < a.taps; i++)
+        sum = fmaf(to_f32(a.w[c * a.taps + i]), input(a, row, a.taps - 1 - i, c), sum);
+    return sum;
+}
 
 // The gradient of the sums before SiLU of the rows that stand `ahead` rows behind row r: of its own
 // sequence, or of each that goes on behind it.
 template <typename T>
-__device__ __noinline__ float behind(const conv_back_arrays<T> &to, const conv_rows &a, int r,
-                                     int ahead, int c)
+__device__ __noinline__ float behind(const T *dy, const conv_rows<T> &a, int r, int ahead, int c)
 {
     const delta_rows &b = a.b;
     const auto slope = [&](int row) {
-        return conv_slope(a, convolve(to.x, to.w, to.bias, a, row, c),
-                          to_f32(to.dy[(int64_t)row * a.width + c]));
+        return conv_slope(a.bare, convolve(a, row, c), to_f32(dy[(int64_t)row * a.width + c]));
     };
     int s = b.seq_of[r];
     if (r + ahead < b.query_start[s + 1]) return slope(r + ahead);
@@ -307,14 +274,14 @@ __device__ __noinline__ float behind(const conv_back_arrays<T> &to, const conv_r
 // Block x is a stretch.
 template <typename T, int V, int TAPS>
 __global__ void __launch_bounds__(CONV_THREADS)
-    conv_back_kernel(const __grid_constant__ conv_back_arrays<T> to,
-                     const __grid_constant__ conv_rows a)
+    conv_back_kernel(T *dx, float *dw_parts, float *db_parts, const T *dy,
+                     const __grid_constant__ conv_rows<T> a)
 {
     grid_begin();
     constexpr int N = RUN + TAPS - 1; // rows that a run's inputs go into
     const int c = (blockIdx.y * CONV_THREADS + threadIdx.x) * V;
     if (c >= a.width) return;
-    const conv_weights<V, TAPS> w = weights_of<V, TAPS>(to.w, to.bias, a, c);
+    const conv_weights<V, TAPS> w = weights_of<V, TAPS>(a, c);
     const int end = min((int)(blockIdx.x + 1) * STRETCH, a.b.n_tokens);
     float dw[TAPS][V] = {}, db[V] = {};
     // Of a run: inputs, and the gradients of the sums; with the last of them the next run goes on,
@@ -326,21 +293,20 @@ __global__ void __launch_bounds__(CONV_THREADS)
     };
     // A row's gradient from those of the sums its input goes into; own_input(back, v): what it met.
     const auto add_row = [&](int row, auto later, auto own_input) {
-        float dx[V] = {};
-#pragma unroll
-        for (int back = TAPS - 1; back >= 0; back--)
-#pragma unroll
-            for (int v = 0; v < V; v++)
-                if (back < a.taps) dx[v] = fmaf(w.at[back][v], later(back, v), dx[v]);
-        store<T, V>(to.dx + row * a.x_stride + c, dx);
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            const float own = later(0, v);
-            db[v] += own;
-#pragma unroll
-            for (int back = 0; back < TAPS; back++)
-                if (back < a.taps) dw[back][v] = fmaf(own, own_input(back, v), dw[back][v]);
-        }
+        float sum[V] = {};
+        unrolled<TAPS, V>([&](int i, int v) {
+            const int back = TAPS - 1 - i;
+            if (back < a.taps) sum[v] = fmaf(w.at[back][v], later(back, v), sum[v]);
+        });
+        store<T, V>(dx + row * a.x_stride + c, sum);
+        float own[V];
+        unrolled<V>([&](int v) {
+            own[v] = later(0, v);
+            db[v] = __fadd_rn(db[v], own[v]); // not with the product that `own` is, in one step
+        });
+        unrolled<TAPS, V>([&](int back, int v) {
+            if (back < a.taps) dw[back][v] = fmaf(own[v], own_input(back, v), dw[back][v]);
+        });
     };
     conv_run run;
 #pragma unroll 1
@@ -351,67 +317,58 @@ __global__ void __launch_bounds__(CONV_THREADS)
 #pragma unroll 1
             for (int r = row; r < row + run.n; r++)
                 add_row(
-                    r, [&](int back, int v) { return behind(to, a, r, back, c + v); },
-                    [&](int back, int v) { return input(to.x, a, a.b.seq_of[r], r, back, c + v); });
+                    r, [&](int back, int v) { return behind(dy, a, r, back, c + v); },
+                    [&](int back, int v) { return input(a, r, back, c + v); });
             continue;
         }
         const bool goes_on = known == run.begin;
-        float dy[N][V];
+        float dys[N][V];
         known = run.begin;
-#pragma unroll
-        for (int i = 0; i < 2 * TAPS - 2; i++)
-            if (goes_on)
+        unrolled<N + TAPS - 1>([&](int i) {
+            if (i < 2 * TAPS - 2 && goes_on)
                 copy(x[i], x[i + RUN]);
             else
-                read_row(x[i], to.x + c, a.x_stride, run, row - TAPS + 1 + i);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            if (i >= TAPS - 1) read_row(x[i + TAPS - 1], to.x + c, a.x_stride, run, row + i);
-            if (i >= TAPS - 1 || !goes_on) read_row(dy[i], to.dy + c, a.width, run, row + i);
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) {
+                read_row(x[i], a.x + c, a.x_stride, run, row - TAPS + 1 + i);
+        });
+        unrolled<N>([&](int i) {
+            if (i >= TAPS - 1 || !goes_on) read_row(dys[i], dy + c, a.width, run, row + i);
+        });
+        unrolled<N>([&](int i) {
             if (i < TAPS - 1 && goes_on) {
                 copy(sums[i], sums[i + RUN]);
-                continue;
+                return;
             }
             convolve(sums[i], x, i + TAPS - 1, w, a.taps);
-            unrolled<V>([&](int v) { sums[i][v] = conv_slope(a, sums[i][v], dy[i][v]); });
-        }
-#pragma unroll
-        for (int i = 0; i < RUN; i++)
+            unrolled<V>([&](int v) { sums[i][v] = conv_slope(a.bare, sums[i][v], dys[i][v]); });
+        });
+        unrolled<RUN>([&](int i) {
             if (i < run.n)
                 add_row(
                     row + i, [&](int back, int v) { return sums[i + back][v]; },
                     [&](int back, int v) { return x[i + TAPS - 1 - back][v]; });
+        });
     }
-#pragma unroll
-    for (int v = 0; v < V; v++) {
-        const int64_t at = (int64_t)blockIdx.x * a.width + c + v;
-        to.db[at] = db[v];
-#pragma unroll
-        for (int back = 0; back < TAPS; back++)
-            if (back < a.taps) to.dw[at * a.taps + a.taps - 1 - back] = dw[back][v];
-    }
+    const int64_t at = (int64_t)blockIdx.x * a.width + c;
+    unrolled<V>([&](int v) { db_parts[at + v] = db[v]; });
+    unrolled<TAPS, V>([&](int back, int v) {
+        if (back < a.taps) dw_parts[(at + v) * a.taps + a.taps - 1 - back] = dw[back][v];
+    });
 }
 
 void cuda_short_conv_back(struct device *dev, void *dx, float *dw, float *db, const void *dy,
                           const struct conv_args *a, const struct delta_shape *s)
 {
-    const struct conv_rows rows = conv_rows_of(a, s);
-    const int width = rows.width, stretches = ceil_div(rows.b.n_tokens, STRETCH);
-    if (rows.b.n_tokens <= 0) return;
-    float *parts = (float *)cuda_workspace(dev, cuda_conv_scratch(s, rows.b.n_tokens));
-    float *bias_parts = parts + (int64_t)stretches * width * s->taps;
+    const int n = a->batch.view->n_tokens, stretches = ceil_div(n, STRETCH);
+    const int width = delta_conv_width(s);
+    float *parts = n > 0 ? (float *)cuda_workspace(dev, cuda_conv_scratch(s, n)) : NULL;
     if (!parts) return;
-    with_channels(s->dt, rows, {a->x, dx, dy}, [&](auto t, auto v, auto taps) {
-        using T = decltype(t);
+    float *bias_parts = parts + (int64_t)stretches * width * s->taps;
+    with_channels(a, s, {dx, dy}, [&](auto rows, auto v, auto taps) {
+        using T = typename decltype(rows)::type;
         constexpr int V = decltype(v)::value, TAPS = decltype(taps)::value;
-        const conv_back_arrays<T> to = {(T *)dx,           parts,           bias_parts,
-                                        (const T *)dy,     (const T *)a->x, (const T *)a->w,
-                                        (const T *)a->bias};
         cuda_launch(dev, "short_conv_back", conv_back_kernel<T, V, TAPS>,
-                    dim3(stretches, ceil_div(width, V * CONV_THREADS)), CONV_THREADS, 0, to, rows);
+                    dim3(stretches, ceil_div(width, V * CONV_THREADS)), CONV_THREADS, 0, dx, parts,
+                    bias_parts, dy, rows);
     });
     if (dw) cuda_add_parts(dev, dw, parts, stretches, width * s->taps);
     if (db) cuda_add_parts(dev, db, bias_parts, stretches, width);
