@@ -28,10 +28,9 @@ INLINE void multiply_pair(uint32_t &x, uint32_t y)
 #endif
 }
 
-// Four codes: those at even places and those at odd ones.
-INLINE void widen(uint32_t codes, uint32_t &even, uint32_t &odd)
+// Four codes: those at even places and those at odd ones. up: 2^120, twice; or times a factor.
+INLINE void widen(uint32_t codes, uint32_t &even, uint32_t &odd, uint32_t up = 0x7b807b80u)
 {
-    const uint32_t up = 0x7b807b80u; // 2^120, twice
     even = (codes << 4 & 0x07f007f0u) | (codes << 8 & 0x80008000u);
     odd = (codes >> 4 & 0x07f007f0u) | (codes & 0x80008000u);
     multiply_pair(even, up);

@@ -230,34 +230,33 @@ __global__ void __launch_bounds__(WARPS * 32)
     }
 }
 
-#define MAX_WIDE_BYTES ((int64_t)256 << 20) // sequences take turns; one alone has what it takes
+#define MAX_WIDE_BYTES ((int64_t)256 << 20) // by_turns()
 
 void attn_widened(struct device *dev, const attn_args<bf16> &a, int few, attn_many *many)
 {
     const int values = a.latent > 0 ? 1 : 2, length = (a.max_context + 63) / 64 * 64;
     const int64_t half = (int64_t)length * a.n_kv_heads * a.head_dim; // elements of a sequence
     const int64_t each = values * half * (int64_t)sizeof(bf16);
-    const int turn = (int)std::min<int64_t>(a.n_seqs, std::max<int64_t>(1, MAX_WIDE_BYTES / each));
-    bf16 *pool = (bf16 *)cuda_workspace(dev, turn * (each + (int64_t)sizeof(int32_t)));
-    if (!pool) return;
-    int32_t *table = (int32_t *)(pool + turn * values * half);
-    for (int s = 0; s < a.n_seqs; s += turn) {
-        const int n = std::min(turn, a.n_seqs - s);
-        const attn_args<bf16> from = attn_args_part(a, s, n);
-        attn_args<bf16> to = from;
-        to.k = pool;
-        to.v = pool + (values - 1) * turn * half;
-        to.kv_stride = a.n_kv_heads * a.head_dim;
-        to.scales = NULL;
-        to.block_table = table;
-        to.table_stride = 1;
-        to.block_size = length;
-        to.block_shift = shift_of(length);
-        cuda_launch(dev, "keys and values of e4m3", widen_contexts_kernel,
-                    dim3(std::min(length / 8, 128), a.n_kv_heads * values, n), WARPS * 32, 0, from,
-                    to, table, values, few);
-        many(dev, to);
-    }
+    const int64_t bytes = each + (int64_t)sizeof(int32_t); // and a table of one block
+    by_turns(dev, a, a.n_seqs, bytes, MAX_WIDE_BYTES,
+             [&](const attn_args<bf16> &from, void *memory) {
+                 const int n = from.n_seqs;
+                 bf16 *pool = (bf16 *)memory;
+                 int32_t *table = (int32_t *)(pool + n * values * half);
+                 attn_args<bf16> to = from;
+                 to.k = pool;
+                 to.v = pool + (values - 1) * n * half;
+                 to.kv_stride = a.n_kv_heads * a.head_dim;
+                 to.scales = NULL;
+                 to.block_table = table;
+                 to.table_stride = 1;
+                 to.block_size = length;
+                 to.block_shift = shift_of(length);
+                 cuda_launch(dev, "keys and values of e4m3", widen_contexts_kernel,
+                             dim3(std::min(length / 8, 128), a.n_kv_heads * values, n), WARPS * 32,
+                             0, from, to, table, values, few);
+                 many(dev, to);
+             });
 }
 
 // What `many` leaves of a paged batch, then that.

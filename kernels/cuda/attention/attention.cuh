@@ -11,6 +11,7 @@
 #define KERNELS_CUDA_ATTENTION_CUH
 
 #include "kernels/cuda/e4m3.cuh"
+#include <algorithm>
 
 #define LOG2E 1.4426950408889634f
 #define LN2   0.6931471805599453f
@@ -372,9 +373,23 @@ INLINE bool visible(const attn_args<T> &a, const row_info &row, const key_info &
  * attn_order.cuh. */
 #define FEW_ROWS 64
 
-// Memory for the parts of contexts that are spread over blocks; where it does not do for a batch,
-// its sequences take turns. One alone has what it takes.
+// Memory for the parts of contexts that are spread over blocks (by_turns()).
 #define MAX_PART_BYTES ((int64_t)64 << 20)
+
+// launch(args, memory) for the sequences of a batch, each of which takes so many bytes of scratch
+// memory, or 0. Where `limit` bytes do not do for all, or they are more than `most`, they take
+// turns; one alone has what it takes.
+template <typename F>
+static void by_turns(struct device *dev, const attn_args<__nv_bfloat16> &a, int most, int64_t bytes,
+                     int64_t limit, F launch)
+{
+    if (bytes > 0) most = (int)std::min<int64_t>(most, limit / bytes);
+    const int turn = std::min(a.n_seqs, std::max(1, most));
+    void *memory = bytes > 0 ? cuda_workspace(dev, turn * bytes) : NULL;
+    if (bytes > 0 && !memory) return;
+    for (int s = 0; s < a.n_seqs; s += turn)
+        launch(attn_args_part(a, s, std::min(turn, a.n_seqs - s)), memory);
+}
 
 // The variants: whether one takes a call, and its launch.
 bool attn_latent_takes(struct device *dev, const attn_call &call); // attn_latent.cu

@@ -171,37 +171,28 @@ INLINE void add_values(row_sums<columns<HD>> &r, const float (&shrink)[TILES][2]
 
 // ---- chunks ------------------------------------------------------------------------------------
 
-// What the blocks of a task with several chunks share. at: of each task (grid y, x) the parts of up
-// to gridDim.z chunks, part_rows rows each, which the last block joins.
-struct chunk_parts {
-    float *at;
-    unsigned *tickets;
-    int part_rows;
-};
-
 template <int HD>
 INLINE void finish(row_sums<columns<HD>> &r, block_memory<HD> &m, const attn_args<bf16> &a,
-                   const task &w, const chunk_parts &parts)
+                   const task &w, const task_plan &p)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = warp * columns<HD>;
     if (w.n_chunks == 1) {
         if (first < HD) store_result(r, a, w.rows, 0, first);
         return;
     }
-    int task_at = blockIdx.y * gridDim.x + blockIdx.x;
-    int64_t stride = (int64_t)parts.part_rows * part_width<HD>;
-    float *of_task = parts.at + task_at * gridDim.z * stride;
+    const int number = blockIdx.y * gridDim.x + blockIdx.x;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (first >= HD || !w.rows.in(lane / 4 + h * 8)) continue;
-        float *to = of_task + blockIdx.z * stride + (lane / 4 + h * 8) * part_width<HD>;
+        float *to =
+            p.parts + p.part_at<HD>(number, blockIdx.z) + (lane / 4 + h * 8) * part_width<HD>;
 #pragma unroll
         for (int i = 0; i < columns<HD> / 8; i++)
             store_pair(to + first + i * 8 + lane % 4 * 2, r.out[i][h * 2], r.out[i][h * 2 + 1]);
         if (warp == 0 && lane % 4 == 0) store_pair(to + HD, r.top[h], r.sum[h * 2]);
     }
-    if (last_block(&parts.tickets[task_at], w.n_chunks, m.key_rows))
-        join_chunks<HD>(a, w, of_task, stride, threadIdx.x, THREADS);
+    if (last_block(&p.tickets[number], w.n_chunks, m.key_rows))
+        join_chunks<HD>(a, w, p, number, 0, threadIdx.x, THREADS);
 }
 
 // ---- the kernel --------------------------------------------------------------------------------
@@ -210,14 +201,14 @@ INLINE void finish(row_sums<columns<HD>> &r, block_memory<HD> &m, const attn_arg
 // batch. at_once: there is room for the values beside the keys.
 template <int HD, bool E4M3>
 __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
-    few_kernel(attn_args<bf16> a, chunk_parts parts, int row_tiles, bool at_once)
+    few_kernel(attn_args<bf16> a, task_plan p, bool at_once)
 {
     extern __shared__ __align__(128) char shared[];
     block_memory<HD> &m = *reinterpret_cast<block_memory<HD> *>(shared);
     bf16 *values = at_once ? reinterpret_cast<bf16 *>(shared + sizeof m) : m.keys;
     if (!a.early) grid_wait();
     task w;
-    bool works = task_of(w, a, row_tiles, blockIdx.y, blockIdx.x, blockIdx.z, 1);
+    bool works = task_of(w, a, p.row_tiles, blockIdx.y, blockIdx.x, blockIdx.z, 1);
     auto copy = [&](bf16 *tile, int value, int from, int to) {
         if constexpr (E4M3)
             widen_keys<HD>(tile, m.key_rows, a, w.kv_head, value, from, to);
@@ -261,35 +252,28 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     copies_wait<0>();
     __syncthreads();
     add_values<HD>(r, shrink, m, values, n);
-    finish<HD>(r, m, a, w, parts);
+    finish<HD>(r, m, a, w, p);
 }
 
 template <int HD> static void launch(struct device *dev, const attn_args<bf16> &a)
 {
     struct cuda_state *state = cuda_use(dev);
-    int rows = std::min(a.max_query * a.group, FEW_ROWS), row_tiles = ceil_div(rows, TASK_ROWS);
-    int chunks = attn_chunks(a, a.max_query, a.max_context), n_seqs = a.n_seqs;
-    chunk_parts parts = {NULL, state->tickets, std::min(rows, TASK_ROWS)};
+    task_plan p = task_plan_of(dev, a, TASK_ROWS);
     size_t keys = sizeof(bf16) * CHUNK_KEYS * HD, shared = sizeof(block_memory<HD>);
     // values wait for the keys' room where blocks on the same SM have work meanwhile
     auto fit_at_once = [&](int64_t blocks) {
         return shared + keys <= (size_t)state->max_shared && (HD <= 64 || blocks <= state->n_sms);
     };
-    int tasks = a.n_kv_heads * row_tiles, turn = std::min(n_seqs, N_TICKETS / tasks);
-    if (chunks > 1) {
-        int64_t bytes = (int64_t)tasks * chunks * parts.part_rows * part_width<HD> * sizeof(float);
-        turn = std::max(1, (int)std::min((int64_t)turn, MAX_PART_BYTES / bytes));
-        parts.at = (float *)cuda_workspace(dev, turn * bytes);
-        if (!parts.at) return;
-    }
-    for (int s = 0; s < n_seqs; s += turn) {
-        dim3 grid(tasks, std::min(turn, n_seqs - s), chunks); // all first chunks first
+    auto launch_turn = [&](const attn_args<bf16> &b, void *memory) {
+        p.parts = (float *)memory;
+        dim3 grid(p.tasks, b.n_seqs, p.chunks); // all first chunks first
         bool at_once = fit_at_once((int64_t)grid.x * grid.y * grid.z);
-        attn_args<bf16> b = attn_args_part(a, s, grid.y);
         cuda_launch(dev, "attention of few rows",
                     a.scales ? few_kernel<HD, true> : few_kernel<HD, false>, grid, THREADS,
-                    shared + (at_once ? keys : 0), b, parts, row_tiles, at_once);
-    }
+                    shared + (at_once ? keys : 0), b, p, at_once);
+    };
+    const int64_t bytes = p.part_at<HD>(p.tasks, 0) * sizeof(float);
+    by_turns(dev, a, N_TICKETS / p.tasks, p.chunks > 1 ? bytes : 0, MAX_PART_BYTES, launch_turn);
 }
 
 void attn_few(struct device *dev, const attn_call &c)

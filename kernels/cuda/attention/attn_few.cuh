@@ -36,34 +36,52 @@ __device__ __forceinline__ bool task_of(task &w, const attn_args<bf16> &a, int r
 // largest score and the sum of weights.
 template <int HD> constexpr int part_width = HD + 4;
 
-// Joins a task's chunks, whose parts lie `stride` floats apart: every n-th set of four dimensions
-// from `first` on.
+// How a launch cuts up a sequence: its tasks, tiles of rows of each kv head, and the chunks of its
+// context, at most. Each task has a ticket, and parts of so many chunks, part_rows rows each.
+struct task_plan {
+    int row_tiles, tasks, chunks, part_rows;
+    float *parts;
+    unsigned *tickets;
+
+    // Floats from `parts` to those of a task's chunk.
+    template <int HD> __host__ __device__ int64_t part_at(int number, int chunk) const
+    {
+        return ((int64_t)number * chunks + chunk) * part_rows * part_width<HD>;
+    }
+};
+
+static inline task_plan task_plan_of(struct device *dev, const attn_args<bf16> &a, int tile)
+{
+    const int rows = std::min(a.max_query * a.group, FEW_ROWS), row_tiles = ceil_div(rows, tile);
+    const int tasks = a.n_kv_heads * row_tiles, chunks = attn_chunks(a, a.max_query, a.max_context);
+    return {row_tiles, tasks, chunks, std::min(rows, tile), NULL, cuda_use(dev)->tickets};
+}
+
+// Joins a task's chunks from `chunk` on: every n-th set of four dimensions from `first` on.
 template <int HD>
-__device__ __forceinline__ void join_chunks(const attn_args<bf16> &a, const task &w,
-                                            const float *parts, int64_t stride, int first, int n)
+INLINE void join_chunks(const attn_args<bf16> &a, const task &w, const task_plan &p, int number,
+                        int chunk, int first, int n)
 {
     constexpr int FOURS = HD / 4;
+    const float *parts = p.parts + p.part_at<HD>(number, chunk);
     int rows = min(TASK_ROWS, w.rows.n - w.rows.base);
     for (int i = first; i < rows * FOURS; i += n) {
         int r = i / FOURS, d = i % FOURS * 4;
         float top = -INFINITY, sum = 0, x[4] = {};
 #pragma unroll 8
-        for (int c = 0; c < w.n_chunks; c++) {
-            const float *part = parts + c * stride + r * part_width<HD>;
+        for (int c = 0; c < w.n_chunks - chunk; c++) {
+            const float *part = parts + p.part_at<HD>(0, c) + r * part_width<HD>;
             float4 next = __ldcg(reinterpret_cast<const float4 *>(part + d));
             float2 ends = __ldcg(reinterpret_cast<const float2 *>(part + HD));
             join_step step = next_chunk(top, ends.x);
             sum = joined(sum, ends.y, step);
-            x[0] = joined(x[0], next.x, step);
-            x[1] = joined(x[1], next.y, step);
-            x[2] = joined(x[2], next.z, step);
-            x[3] = joined(x[3], next.w, step);
+            const float values[4] = {next.x, next.y, next.z, next.w};
+            unrolled<4>([&](int e) { x[e] = joined(x[e], values[e], step); });
         }
         if (d >= a.head_dim) continue;
         place at = place_of(a, w.rows, r);
         float inverse = inverse_of(with_sink(a, at.head, top, sum));
-#pragma unroll
-        for (int e = 0; e < 4; e++) x[e] = finished(x[e], inverse);
+        unrolled<4>([&](int e) { x[e] = finished(x[e], inverse); });
         store<bf16, 4>(a.out + index_of(a, at) * a.head_dim + d, x);
     }
 }

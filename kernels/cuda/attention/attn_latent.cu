@@ -251,21 +251,16 @@ static void launch(struct device *dev, const attn_args<bf16> &a, const latent_pa
 // Of the sequences of few rows.
 static void launch_chunks(struct device *dev, const attn_args<bf16> &a)
 {
-    int rows = std::min(a.max_query * a.group, SPREAD_FEW), n_seqs = a.n_seqs;
+    const int rows = std::min(a.max_query * a.group, SPREAD_FEW);
     latent_parts parts = {NULL, ceil_div(rows, ROWS), attn_chunks(a, a.max_query, a.max_context),
                           std::min(ceil_div(rows, 16), ROWS / 16)};
-    int turn = std::min(n_seqs, (N_TICKETS - 1) / (parts.row_tiles * GROUPS));
-    if (parts.chunks > 1) {
-        int64_t bytes = (int64_t)parts.row_tiles * parts.chunks * GROUPS * parts.warps * PART *
-                        (int64_t)sizeof(float4);
-        turn = (int)std::max<int64_t>(1, std::min<int64_t>(turn, MAX_PART_BYTES / bytes));
-        parts.at = (float4 *)cuda_workspace(dev, turn * bytes);
-        if (!parts.at) return;
-    }
-    for (int s = 0; s < n_seqs; s += turn) {
-        attn_args<bf16> b = attn_args_part(a, s, std::min(turn, n_seqs - s));
-        launch<true>(dev, b, parts, parts.row_tiles * b.n_seqs * parts.chunks);
-    }
+    const int64_t each = parts.chunks > 1 ? parts.chunks * GROUPS * parts.warps * PART : 0;
+    by_turns(dev, a, (N_TICKETS - 1) / (parts.row_tiles * GROUPS),
+             parts.row_tiles * each * (int64_t)sizeof(float4), MAX_PART_BYTES,
+             [&](const attn_args<bf16> &b, void *memory) {
+                 parts.at = (float4 *)memory;
+                 launch<true>(dev, b, parts, parts.row_tiles * b.n_seqs * parts.chunks);
+             });
 }
 
 bool attn_latent_takes(struct device *dev, const attn_call &c)
