@@ -37,33 +37,6 @@ static int keys_seen(const struct batch_view *b, int row)
     return b->context_len[s] > 0 ? b->positions[row] + 1 : 0;
 }
 
-/* out[i] += sum over j < n of p[i * p_row + j * p_col] * x[j], for `rows` rows (1 or 4 at a time)
- * and `vecs` registers of columns: everything stays there while j runs, in order. */
-VEC_INLINE void add_tile(float *out, int64_t out_stride, const float *p, int64_t p_row,
-                         int64_t p_col, const float *x, int64_t x_stride, int n, int rows, int vecs)
-{
-    vec sum[4][4];
-#pragma GCC unroll 4
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vecs; v++) sum[i][v] = load_vec(out + i * out_stride + v * WIDTH);
-    for (int j = 0; j < n; j++) {
-        vec value[4];
-#pragma GCC unroll 4
-        for (int v = 0; v < vecs; v++) value[v] = load_vec(x + j * x_stride + v * WIDTH);
-#pragma GCC unroll 4
-        for (int i = 0; i < rows; i++) {
-            vec weight = p[i * p_row + j * p_col] - (vec){0};
-#pragma GCC unroll 4
-            for (int v = 0; v < vecs; v++) sum[i][v] = fma_vec(weight, value[v], sum[i][v]);
-        }
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vecs; v++) store_vec(out + i * out_stride + v * WIDTH, sum[i][v]);
-}
-
 // A weighted sum of rows: out (rows, dim) += P (rows, n) X (n, dim).
 struct weighted_sum {
     float *out;
@@ -72,34 +45,50 @@ struct weighted_sum {
     int rows, n, dim;
 };
 
+/* Of rows i .. i + rows - 1 (1 or 4) the columns from d on, `cols` of them, which are `vecs`
+ * registers, or a part of one: everything stays there while j runs over X's rows, in order. */
+VEC_INLINE void add_tile(const struct weighted_sum *w, int i0, int d, int rows, int vecs, int cols)
+{
+    float *out = w->out + i0 * w->out_stride + d;
+    const float *p = w->p + i0 * w->p_row, *x = w->x + d;
+    vec sum[4][4];
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++)
+            sum[i][v] = load_some(out + i * w->out_stride + v * WIDTH, cols);
+    for (int j = 0; j < w->n; j++) {
+        vec value[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++) value[v] = load_some(x + j * w->x_stride + v * WIDTH, cols);
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; i++) {
+            vec weight = p[i * w->p_row + j * w->p_col] - (vec){0};
+#pragma GCC unroll 4
+            for (int v = 0; v < vecs; v++) sum[i][v] = fma_vec(weight, value[v], sum[i][v]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++)
+            store_some(out + i * w->out_stride + v * WIDTH, sum[i][v], cols);
+}
+
 static void add_weighted(const struct weighted_sum *w)
 {
-    int d = 0;
-    while (d < w->dim) {
+    for (int d = 0, step; d < w->dim; d += step) {
         const int left = w->dim - d;
-        const int step = left >= 4 * WIDTH ? 4 * WIDTH : left >= WIDTH ? WIDTH : left;
-        for (int i = 0; i < w->rows;) {
-            float *out = w->out + i * w->out_stride + d;
-            const float *p = w->p + i * w->p_row, *x = w->x + d;
-            const int rows = w->rows - i >= 4 ? 4 : 1;
-#define ADD_TILE(rows, vecs)                                                                       \
-    add_tile(out, w->out_stride, p, w->p_row, w->p_col, x, w->x_stride, w->n, rows, vecs)
-            if (step < WIDTH)
-                for (int r = 0; r < rows; r++)
-                    for (int j = 0; j < w->n; j++) {
-                        const float weight = p[r * w->p_row + j * w->p_col];
-                        float *to = out + r * w->out_stride;
-                        for (int c = 0; c < step; c++)
-                            to[c] = fma_f32(weight, x[j * w->x_stride + c], to[c]);
-                    }
+        step = left >= 4 * WIDTH ? 4 * WIDTH : left >= WIDTH ? WIDTH : left;
+        for (int i = 0, rows; i < w->rows; i += rows) {
+            rows = w->rows - i >= 4 ? 4 : 1;
+            if (step == 4 * WIDTH)
+                rows == 4 ? add_tile(w, i, d, 4, 4, WIDTH) : add_tile(w, i, d, 1, 4, WIDTH);
             else if (step == WIDTH)
-                rows == 4 ? ADD_TILE(4, 1) : ADD_TILE(1, 1);
+                rows == 4 ? add_tile(w, i, d, 4, 1, WIDTH) : add_tile(w, i, d, 1, 1, WIDTH);
             else
-                rows == 4 ? ADD_TILE(4, 4) : ADD_TILE(1, 4);
-#undef ADD_TILE
-            i += rows;
+                rows == 4 ? add_tile(w, i, d, 4, 1, step) : add_tile(w, i, d, 1, 1, step);
         }
-        d += step;
     }
 }
 

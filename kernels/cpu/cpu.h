@@ -50,9 +50,10 @@ const float *cpu_widened(struct device *dev, const void *w, const int8_t *scales
 
 // A row of n numbers in e4m3 (common/base/e4m3.h), and back; returns its scale.
 int8_t cpu_quantise_row(uint8_t *codes, const float *x, int n);
-// The row as it is read back of the format: of a gradient, in place.
-void cpu_round_gradient(float *x, int64_t n, enum gradient_dtype dt);
 void cpu_widen_row(float *to, const uint8_t *codes, int8_t scale, int64_t n);
+// In place what a row becomes that is read back of e4m3, or e5m2.
+void cpu_round_row(float *x, int64_t n, enum gradient_dtype dt);
+void cpu_add_bias(float *y, const float *bias, int rows, int cols); // to every row of y
 
 enum status cpu_shared_create(struct device *dev, const char *name, struct shared_memory *memory);
 enum status cpu_shared_open(struct device *dev, struct shared_memory *memory);

@@ -68,12 +68,6 @@ static __attribute__((noinline)) void read_row(const struct delta_args *a,
     }
 }
 
-static void add_scaled(float *y, float factor, const float *x, int n)
-{
-#pragma omp simd
-    for (int i = 0; i < n; i++) y[i] = fma_f32(factor, x[i], y[i]);
-}
-
 // Row t of the open chunk, whose key is there already (one piece of code, so that all who call it
 // get one result).
 static __attribute__((noinline)) void add_row(const struct delta_state *st, float *out,
@@ -117,11 +111,8 @@ static __attribute__((noinline)) void close_chunk(float *to, const struct delta_
         const float *S = st->S + k * n;
         float *next = to + k * n;
         for (int v = 0; v < n; v++) next[v] = decay * S[v];
-        for (int j = 0; j < CHUNK; j++) {
-            const float key = since[j] * st->k[j * s->key_dim + k], *u = st->u + j * n;
-#pragma omp simd
-            for (int v = 0; v < n; v++) next[v] = fma_f32(key, u[v], next[v]);
-        }
+        for (int j = 0; j < CHUNK; j++)
+            add_scaled(next, since[j] * st->k[j * s->key_dim + k], st->u + j * n, n);
     }
 }
 

@@ -27,12 +27,8 @@ static void into_absorbed(float *qkv, const float *q, const float *keys, const f
             const float *from = q + ((int64_t)r * s->n_heads + h) * (s->nope + s->rope);
             float *to = qkv + ((int64_t)r * (s->n_heads + 1) + h) * width;
             memset(to, 0, (size_t)rank * sizeof *to);
-            for (int d = 0; d < s->nope; d++) {
-                const float *row = key_rows(w, s, h) + (int64_t)d * rank;
-                const float x = from[d];
-#pragma omp simd
-                for (int c = 0; c < rank; c++) to[c] = fma_f32(x, row[c], to[c]);
-            }
+            for (int d = 0; d < s->nope; d++)
+                add_scaled(to, from[d], key_rows(w, s, h) + (int64_t)d * rank, rank);
             memcpy(to + rank, from + s->nope, (size_t)s->rope * sizeof *to);
             if (h == 0)
                 memcpy(to + (int64_t)s->n_heads * width, keys + (int64_t)r * width,

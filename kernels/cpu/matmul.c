@@ -241,16 +241,6 @@ static void dot_product(float *c, const float *a, const void *b, const float *bi
     }
 }
 
-static void add_bias(float *c, const float *bias, int m, int n)
-{
-#pragma omp parallel for if ((int64_t)m * n > PARALLEL_WORK)
-    for (int i = 0; i < m; i++) {
-        float *row = c + (int64_t)i * n;
-#pragma omp simd
-        for (int j = 0; j < n; j++) row[j] += bias[j];
-    }
-}
-
 // A gradient that is rounded, times weights in e4m3 that lie across the sum: both are laid out
 // anew, A with the powers of two of B's rows.
 static void rounded_product(struct device *dev, float *c, const float *a, const uint8_t *b,
@@ -264,7 +254,7 @@ static void rounded_product(struct device *dev, float *c, const float *a, const 
 #pragma omp parallel for if (m * k > PARALLEL_WORK)
     for (int64_t i = 0; i < m; i++) {
         for (int64_t l = 0; l < k; l++) rows[i * k + l] = a[i * k + l] * e4m3_factor(s->scales[l]);
-        cpu_round_gradient(rows + i * k, k, s->rounds);
+        cpu_round_row(rows + i * k, k, s->rounds);
     }
 #pragma omp parallel for if (n * k > PARALLEL_WORK)
     for (int64_t start = 0; start < n; start += COLUMNS)
@@ -328,7 +318,7 @@ static void matmul_blas(struct device *dev, float *c, const float *a, const void
                     s->trans_a ? s->m : s->k, wide, cols, s->beta, c, s->n);
     else if (s->beta == 0)
         memset(c, 0, (size_t)s->m * (size_t)s->n * sizeof(float));
-    if (bias) add_bias(c, bias, s->m, s->n);
+    if (bias) cpu_add_bias(c, bias, s->m, s->n);
 }
 
 void cpu_matmul(struct device *dev, void *c, const void *a, const void *b, const void *bias,

@@ -175,12 +175,9 @@ void cpu_moe_combine(struct device *dev, void *y, const void *x, const int32_t *
     for (int i = 0; i < s->rows; i++) {
         float *to = (float *)y + (int64_t)i * width;
         if (!add) memset(to, 0, (size_t)width * sizeof *to);
-        for (int64_t a = (int64_t)i * s->top_k; a < (int64_t)(i + 1) * s->top_k; a++) {
-            const float *from = (const float *)x + (int64_t)place[a] * width;
-            const float scale = weight ? weight[a] : 1;
-#pragma omp simd
-            for (int c = 0; c < width; c++) to[c] = fma_f32(scale, from[c], to[c]);
-        }
+        for (int64_t a = (int64_t)i * s->top_k; a < (int64_t)(i + 1) * s->top_k; a++)
+            add_scaled(to, weight ? weight[a] : 1, (const float *)x + (int64_t)place[a] * width,
+                       width);
     }
 }
 
@@ -198,24 +195,5 @@ void cpu_moe_combine_back(struct device *dev, void *dx, float *dweight, const vo
 #pragma omp simd
         for (int c = 0; c < width; c++) to[c] = scale * from[c];
         dweight[a] = dot_f32(from, value, width);
-    }
-}
-
-// ---- biases of experts' matmuls ----------------------------------------------------------------
-
-// Over rows sorted by expert, and their gradients.
-void cpu_experts_bias(struct device *dev, void *y, const void *bias, const int32_t *offsets,
-                      const struct expert_rows *s)
-{
-    if (!cpu_is_f32(dev, "experts_bias", s->dt)) return;
-    const int width = s->width;
-    for (int e = 0; e < s->n_experts; e++) {
-        const float *add = (const float *)bias + (int64_t)e * width;
-#pragma omp parallel for if ((int64_t)(offsets[e + 1] - offsets[e]) * width > PARALLEL_WORK)
-        for (int r = offsets[e]; r < offsets[e + 1]; r++) {
-            float *to = (float *)y + (int64_t)r * width;
-#pragma omp simd
-            for (int c = 0; c < width; c++) to[c] += add[c];
-        }
     }
 }

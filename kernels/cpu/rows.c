@@ -53,11 +53,8 @@ void cpu_scatter_add_rows(struct device *dev, void *table, const void *y,
         const int64_t at = place_of(row, args->first, args->rows);
         if (at < 0) continue;
         float *to = rows + at * width;
-        for (int i = start; i < n && index[order[i]] == row; i++) {
-            const float *from = in + (int64_t)order[i] * width;
-#pragma omp simd
-            for (int c = 0; c < width; c++) to[c] = fma_f32(scale, from[c], to[c]);
-        }
+        for (int i = start; i < n && index[order[i]] == row; i++)
+            add_scaled(to, scale, in + (int64_t)order[i] * width, width);
     }
 }
 
@@ -77,6 +74,21 @@ void cpu_multiply(struct device *dev, void *x, const float *factor, int64_t n, e
     const float by = factor[0];
 #pragma omp parallel for simd if (n > PARALLEL_WORK)
     for (int64_t i = 0; i < n; i++) to[i] *= by;
+}
+
+void cpu_add_bias(float *y, const float *bias, int rows, int cols)
+{
+#pragma omp parallel for if ((int64_t)rows * cols > PARALLEL_WORK)
+    for (int r = 0; r < rows; r++) add_scaled(y + (int64_t)r * cols, 1, bias, cols);
+}
+
+void cpu_experts_bias(struct device *dev, void *y, const void *bias, const int32_t *offsets,
+                      const struct expert_rows *s)
+{
+    if (!cpu_is_f32(dev, "experts_bias", s->dt)) return;
+    for (int64_t e = 0; e < s->n_experts; e++)
+        cpu_add_bias((float *)y + (int64_t)offsets[e] * s->width,
+                     (const float *)bias + e * s->width, offsets[e + 1] - offsets[e], s->width);
 }
 
 // Threads own columns, so that each sum runs over the rows in order whatever the number of threads.
@@ -153,7 +165,7 @@ int8_t cpu_quantise_row(uint8_t *codes, const float *x, int n)
     return scale;
 }
 
-void cpu_round_gradient(float *x, int64_t n, enum gradient_dtype dt)
+void cpu_round_row(float *x, int64_t n, enum gradient_dtype dt)
 {
     const int8_t scale = gradient_scale(row_scale(x, 0, (int)n, DT_F32), dt);
     const float up = e4m3_factor(scale), down = power_of_two(-scale);
@@ -167,11 +179,8 @@ void cpu_kv_round(struct device *dev, void *x, const struct kv_heads *heads)
     const int dim = heads->head_dim;
 #pragma omp parallel for if ((int64_t)heads->rows * heads->n * dim > PARALLEL_WORK)
     for (int r = 0; r < heads->rows; r++)
-        for (int h = 0; h < heads->n; h++) {
-            float *head = (float *)x + r * heads->stride + (int64_t)h * dim;
-            const int8_t scale = row_scale(head, 0, dim, DT_F32);
-            for (int c = 0; c < dim; c++) head[c] = e4m3_rounded(head[c], scale);
-        }
+        for (int h = 0; h < heads->n; h++)
+            cpu_round_row((float *)x + r * heads->stride + (int64_t)h * dim, dim, GRADIENT_E4M3);
 }
 
 // ---- rotation ----------------------------------------------------------------------------------

@@ -50,6 +50,15 @@ VEC_INLINE vec load_some(const float *x, int n)
     return v;
 }
 
+// The first n of a register's floats, or all where n is larger.
+VEC_INLINE void store_some(float *x, vec v, int n)
+{
+    if (n >= WIDTH)
+        store_vec(x, v);
+    else
+        memcpy(x, &v, (size_t)n * sizeof *x);
+}
+
 // a * b + c, rounded once where the processor can.
 VEC_INLINE float fma_f32(float a, float b, float c)
 {
@@ -108,6 +117,13 @@ static inline float dot_f32(const float *x, const float *y, int n)
     for (int p = 0, at = i; p < PARTS && i < n; p++, at += WIDTH)
         part[p] = fma_vec(load_some(x + at, n - at), load_some(y + at, n - at), part[p]);
     return add_lanes(part);
+}
+
+// y += factor * x, n floats, each rounded once.
+static inline void add_scaled(float *y, float factor, const float *x, int n)
+{
+#pragma omp simd
+    for (int i = 0; i < n; i++) y[i] = fma_f32(factor, x[i], y[i]);
 }
 
 #endif

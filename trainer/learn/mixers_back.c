@@ -81,18 +81,10 @@ void latent_back(struct backward *b, int l, const struct batch_view *batch,
     const struct attn_shape attn = backward_attn_shape(m, l);
     const int rows = batch->n_tokens, dim = c->head_dim, width = layer_latent_width(c);
     const int64_t heads = (int64_t)rows * shape.n_heads;
-    const struct matmul expand = {.m = rows,
-                                  .n = shape.n_heads * (shape.nope + shape.value),
-                                  .k = shape.rank,
-                                  .trans_b = true,
-                                  .in = m->dt,
-                                  .out = m->dt,
-                                  .scales = shape.scales};
     const size_t e = dtype_size(m->dt);
 
     copy_rows(m, s->latent, shape.rank, tape->latent.keys, width, rows);
-    m->ops->matmul(m->dev, s->kv, s->latent, weights_matrix(m->weights, ROLE_KV_B, l).w, NULL,
-                   &expand);
+    model_linear(m, s->kv, s->latent, rows, &(struct linear){ROLE_KV_B, l, .out = m->dt});
     m->ops->latent_expand(m->dev, s->qkv, tape->latent.q, s->kv, tape->latent.keys, &shape, false);
     pad_rows(m, s->out, attn.head_dim, tape->attn, shape.value, heads);
     pad_rows(m, s->dout, attn.head_dim, b->dattn, shape.value, heads);
