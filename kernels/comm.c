@@ -155,12 +155,6 @@ enum status comm_beside(struct comm *comm, struct comm **ret)
     return split(comm, -1, ret);
 }
 
-enum status comm_map_peers(struct comm *comm, char *ret_why, size_t size)
-{
-    ret_why[0] = 0;
-    return comm && comm->backend->map_peers ? comm->backend->map_peers(comm, ret_why, size) : ST_OK;
-}
-
 enum status comm_share(struct comm *comm, void *memory, size_t bytes, char *ret_why, size_t size)
 {
     ret_why[0] = 0;

@@ -45,17 +45,16 @@ enum status comm_split(struct comm *comm, int color, struct comm **ret);
 // The same ranks on a stream of its own, which runs beside the device's: a call there begins when
 // what the device was given before it is done. Waits for all ranks.
 enum status comm_beside(struct comm *comm, struct comm **ret);
-// Lets ranks write into one another's memory, where that is possible, so that a sum of a few
-// megabytes takes microseconds; its bits are the same without. Waits for all ranks; takes 32 MiB of
-// the device. ret_why: why it is not possible, or "" (so of one rank, and on the CPU).
-enum status comm_map_peers(struct comm *comm, char *ret_why, size_t size);
-// Lets mapped ranks write into `memory` too, which each of them has of the same size and which its
-// device_alloc() gave in whole pages of COMM_SHARED_PAGE. Does nothing where they are not mapped.
-// Waits for all ranks. ret_why: why it is not possible where they are, or "".
+// Lets ranks write into one another's memory, where that is possible. First, of memory NULL, into
+// 32 MiB that it takes of the device, so that a sum of a few megabytes takes microseconds; its bits
+// are the same without. Then into `memory`, which each rank has of the same size and which its
+// device_alloc() gave in whole pages of COMM_SHARED_PAGE; where the first was not possible nothing
+// is done. Waits for all ranks. ret_why: why it is not possible, or "" (so of one rank, and on the
+// CPU).
 #define COMM_SHARED_PAGE ((size_t)2 << 20)
 enum status comm_share(struct comm *comm, void *memory, size_t bytes, char *ret_why, size_t size);
-// The end of both, when all ranks have come to their end in good order and before such memory is
-// released: no rank frees what another still has mapped. Waits for all ranks.
+// The end of all that, when all ranks have come to their end in good order and before such memory
+// is released: no rank frees what another still has mapped. Waits for all ranks.
 enum status comm_unmap_peers(struct comm *comm);
 // From comm_share() until that has succeeded: another rank may have it mapped, and it is left to
 // the end of the process.

@@ -37,8 +37,7 @@ struct comm_backend {
     // comm: rank and size are the backend's to fill in. color < 0: all ranks, on an own stream.
     enum status (*split)(const struct comm *parent, int color, struct comm *comm);
     void (*close)(struct comm *comm);
-    // NULL, all five: no use in it
-    enum status (*map_peers)(struct comm *comm, char *why, size_t why_size);
+    // NULL, all four: no use in it
     enum status (*share)(struct comm *comm, void *memory, size_t bytes, char *why, size_t why_size);
     enum status (*unmap_peers)(struct comm *comm);
     bool (*shares)(const struct comm *comm, const void *memory);

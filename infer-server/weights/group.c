@@ -196,7 +196,7 @@ enum status group_open(struct device *dev, const char *bridge_path, const struct
     if (bytes.len != sizeof id) FAIL(ST_MISMATCH, "rank 0 is another program");
     memcpy(id, bytes.data, sizeof id);
     CHECK(comm_open(dev, id, who->rank, who->size, COMM_S, watch, g, &g->comm));
-    CHECK(comm_map_peers(g->comm, why, sizeof why));
+    CHECK(comm_share(g->comm, NULL, 0, why, sizeof why));
     if (why[0]) log_warn("sums of the ranks are NCCL's alone, and slower: %s", why);
     *ret = TAKE_PTR(g);
 out:

@@ -91,11 +91,6 @@ static int init(void)
     return mpi.Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
 }
 
-static int finalize(void)
-{
-    return mpi.Finalize();
-}
-
 static struct { // one at a time; it outlives whoever does not wait any more
     int (*call)(void);
     int error;
@@ -162,13 +157,13 @@ struct peers {
     char *pieces; // (size, PIECE) of all ranks, for a sum
 };
 
-static bool begin(struct comm *comm, const char *what, struct message *m, int tag)
+static bool begin(struct comm *comm, const char *what, struct message *m)
 {
     const struct peers *p = comm->state;
     const int peer = p->world_rank[m->peer], bytes = (int)m->bytes;
-    const int error = m->receive
-                          ? mpi.Irecv(m->data, bytes, mpi.byte, peer, tag, mpi.world, &m->request)
-                          : mpi.Isend(m->data, bytes, mpi.byte, peer, tag, mpi.world, &m->request);
+    const int error =
+        m->receive ? mpi.Irecv(m->data, bytes, mpi.byte, peer, p->tag, mpi.world, &m->request)
+                   : mpi.Isend(m->data, bytes, mpi.byte, peer, p->tag, mpi.world, &m->request);
     if (check(error, m->receive ? "MPI_Irecv" : "MPI_Isend") == ST_OK) return true;
     comm_fail(comm, what, "rank %d: %s", m->peer, status_message());
     return false;
@@ -204,14 +199,14 @@ static void give_up(struct peers *p)
 
 // Sends and receives what was listed. False, after comm_fail(), where that does not come to its
 // end.
-static bool exchange(struct comm *comm, const char *what, int tag)
+static bool exchange(struct comm *comm, const char *what)
 {
     struct peers *p = comm->state;
     const int64_t start_ns = clock_now_ns();
     const int n = p->n_open;
     int whom;
     for (p->n_open = 0; p->n_open < n; p->n_open++)
-        if (!begin(comm, what, &p->open[p->n_open], tag)) break;
+        if (!begin(comm, what, &p->open[p->n_open])) break;
     while ((whom = look(comm, what)) >= 0 && !comm_failed(comm)) {
         char name[24];
         snprintf(name, sizeof name, "rank %d", whom);
@@ -253,7 +248,7 @@ static bool receives(const struct comm_call *c, int r)
 }
 
 // A call, a piece of what each sends and receives at a time.
-static bool run(struct comm *comm, int tag, const struct comm_call *c)
+static void mpi_call(struct comm *comm, const struct comm_call *c)
 {
     struct peers *p = comm->state;
     const bool adds = c->kind == COMM_ALL_REDUCE || c->kind == COMM_REDUCE_SCATTER;
@@ -276,15 +271,9 @@ static bool run(struct comm *comm, int tag, const struct comm_call *c)
                 p->open[p->n_open++] =
                     (struct message){.peer = r, .data = sent + i * sent_step, .bytes = len};
         }
-        if (!exchange(comm, c->what, tag)) return false;
+        if (!exchange(comm, c->what)) return;
         if (adds) add_pieces(comm, sent + rank * sent_step, got, len / dtype_size(c->dt), c->dt);
     }
-    return true;
-}
-
-static void mpi_call(struct comm *comm, const struct comm_call *c)
-{
-    run(comm, ((const struct peers *)comm->state)->tag, c);
 }
 
 // ---- opening -----------------------------------------------------------------------------------
@@ -329,9 +318,9 @@ static enum status mpi_split(const struct comm *parent, int color, struct comm *
     struct comm *asked = (struct comm *)parent;
     int *colors = calloc((size_t)parent->size, sizeof *colors);
     if (!colors) return status_fail(ST_NO_MEMORY, "no memory for a communicator");
-    if (!run(asked, of->tag,
-             &(struct comm_call){COMM_ALL_GATHER, "split", &color, colors, sizeof color, DT_U8, 0}))
-        FAIL(ST_DEVICE, "%s", parent->failure);
+    mpi_call(asked,
+             &(struct comm_call){COMM_ALL_GATHER, "split", &color, colors, sizeof color, DT_U8, 0});
+    if (comm_failed(parent)) FAIL(ST_DEVICE, "%s", parent->failure);
     for (int r = 0; r < parent->size; r++) {
         if (r == parent->rank) comm->rank = comm->size;
         comm->size += colors[r] == color;
@@ -354,7 +343,9 @@ static void mpi_close(struct comm *comm)
         comm_set_deadline(comm, BYE_S);
         const struct comm_call bye = {COMM_ALL_GATHER, "free", p->pieces + comm->rank, p->pieces, 1,
                                       DT_U8,           0};
-        if (run(comm, TAG_BYE, &bye)) call_bounded(comm, "MPI_Finalize", finalize);
+        p->tag = TAG_BYE;
+        mpi_call(comm, &bye);
+        if (!comm_failed(comm)) call_bounded(comm, "MPI_Finalize", mpi.Finalize);
     }
     free(p->world_rank);
     free(p->open);

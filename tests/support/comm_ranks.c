@@ -27,7 +27,7 @@ enum status comm_rank_expect(bool right, const struct comm_rank *r, const char *
 enum status comm_rank_map_peers(struct comm_rank *r)
 {
     char why[300] = "not written";
-    enum status st = comm_map_peers(r->comm, why, sizeof why);
+    enum status st = comm_share(r->comm, NULL, 0, why, sizeof why);
     if (st == ST_OK && why[0]) st = status_fail(ST_UNSUPPORTED, UNMAPPED ": %s", why);
     return st;
 }

@@ -648,22 +648,17 @@ static void nccl_close(struct comm *comm)
     if (!s->splitting) free(s);
 }
 
-static enum status nccl_map_peers(struct comm *comm, char *why, size_t why_size)
-{
-    struct nccl_state *s = state_of(comm);
-    struct oneshot *peers = NULL;
-    enum status st = s->peers ? ST_OK : oneshot_open(comm, &peers, why, why_size);
-    pthread_mutex_lock(&s->mutex);
-    if (peers) s->peers = peers;
-    pthread_mutex_unlock(&s->mutex);
-    return st;
-}
-
 static enum status nccl_share(struct comm *comm, void *memory, size_t bytes, char *why,
                               size_t why_size)
 {
     struct nccl_state *s = state_of(comm);
-    return s->peers ? oneshot_share(comm, s->peers, memory, bytes, why, why_size) : ST_OK;
+    struct oneshot *peers = s->peers;
+    if (memory) return peers ? oneshot_share(comm, peers, memory, bytes, why, why_size) : ST_OK;
+    enum status st = peers ? ST_OK : oneshot_open(comm, &peers, why, why_size);
+    pthread_mutex_lock(&s->mutex);
+    s->peers = peers;
+    pthread_mutex_unlock(&s->mutex);
+    return st;
 }
 
 static bool nccl_shares(const struct comm *comm, const void *memory)
@@ -811,8 +806,8 @@ static void nccl_call(struct comm *comm, const struct comm_call *call)
 }
 
 const struct comm_backend comm_nccl = {
-    new_id,           nccl_open,   nccl_split, nccl_close, nccl_map_peers, nccl_share,
-    nccl_unmap_peers, nccl_shares, nccl_join,  nccl_call,  NULL,           NULL,
+    new_id,      nccl_open, nccl_split, nccl_close, nccl_share, nccl_unmap_peers,
+    nccl_shares, nccl_join, nccl_call,  NULL,       NULL,
 };
 
 #else
