@@ -242,7 +242,7 @@ void model_arrange(struct model *m, void *y, const void *x, int rows, enum tenso
 static void delta_linear(struct model *m, int l, void *y, int rows, enum tensor_role role,
                          enum dtype dt)
 {
-    const bool grouped = m->config->delta_grouped;
+    const bool grouped = m->config->block & DELTA_GROUPED;
     model_linear(m, grouped ? m->grouped : y, m->normed, rows,
                  &(struct linear){role, l, .out = dt});
     if (grouped) model_arrange(m, y, m->grouped, rows, role, dt, false);
@@ -333,7 +333,7 @@ const void *experts_input(struct model *m, int l, int rows)
 
 float model_router_scale(const struct model *m)
 {
-    return m->config->experts_beside ? 1 / sqrtf((float)m->config->hidden) : 1;
+    return m->config->block & EXPERTS_BESIDE ? 1 / sqrtf((float)m->config->hidden) : 1;
 }
 
 struct gate_args model_expert_gate(const struct model *m, int l, const struct moe_routing *r,

@@ -120,22 +120,10 @@ out:
 static enum status apply_defaults(const char *where, struct layer_config *all,
                                   struct model_config *c)
 {
+    c->block = c->family->block;
     c->norm = c->family->norm;
-    c->norm_bias = !(c->family->block & NO_NORM_BIAS);
     c->rotary_share = c->family->rotary_share > 0 ? c->family->rotary_share : 1;
     c->tie_embeddings = c->family->tied;
-    c->gated_mlp = !(c->family->block & PLAIN_MLP);
-    c->pre_norm = !(c->family->block & NO_PRE_NORM);
-    c->post_norm = c->family->block & POST_NORM;
-    c->parallel_block = c->family->block & PARALLEL_BLOCK;
-    c->qk_norm = c->family->block & QK_NORM;
-    c->qk_norm_whole = c->family->block & QK_NORM_WHOLE;
-    c->qk_norm_late = c->family->block & QK_NORM_LATE;
-    c->sinks = c->family->block & SINKS;
-    c->attn_gate = c->family->block & ATTN_GATE;
-    c->delta_grouped = c->family->block & DELTA_GROUPED;
-    c->head_bias = c->family->block & HEAD_BIAS;
-    c->router_logit_bias = c->family->block & ROUTER_LOGIT_BIAS;
     c->embed_scale = c->residual_scale = c->logit_scale = 1;
     all->kv_from = all->kv_shared = -1;
     all->attn_scale = (float)(1.0 / sqrt((double)all->head_dim));

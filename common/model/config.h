@@ -130,6 +130,33 @@ enum stored_form { STORED_PLAIN, STORED_MXFP4, STORED_FP8 };
 // What users are told of such a folder; NULL: nothing.
 extern const char *const stored_form_notes[];
 
+// What the model's blocks have beyond Llama's; `less`: what they have not.
+enum {
+    QKV_BIAS = 1 << 0,
+    O_BIAS = 1 << 1, // of latent attention: of what makes its vectors, too
+    MLP_BIAS = 1 << 2,
+    HEAD_BIAS = 1 << 3,
+    ROUTER_LOGIT_BIAS = 1 << 4,
+    DELTA_BIAS = 1 << 5, // of linear attention's matmuls
+    DELTA_CONV_BIAS = 1 << 6,
+    DELTA_GROUPED = 1 << 7,   // its first matmuls give each key head's parts together
+    QK_NORM = 1 << 8,         // queries and keys are normalised: each head by itself,
+    QK_NORM_WHOLE = 1 << 9,   // or all of a row's together;
+    QK_NORM_LATE = 1 << 10,   // behind rope, not before it
+    V_NORM = 1 << 11,         // values are normalised too, each head, without weights
+    NO_PRE_NORM = 1 << 12,    // less: what attention and MLP read is normalised
+    NO_NORM_BIAS = 1 << 13,   // less: of NORM_LAYER
+    POST_NORM = 1 << 14,      // what attention and MLP give is normalised before it is added
+    PLAIN_MLP = 1 << 15,      // less: the MLP's gate; act(up), not act(gate) * up
+    PARALLEL_BLOCK = 1 << 16, // attention and MLP read the same normalised input
+    SINKS = 1 << 17,          // attention's scores have one more, of a key without a value (ops.h)
+    ATTN_GATE = 1 << 18,      // what attention gives is multiplied by the sigmoid of a gate
+    LAYER_SCALE = 1 << 19,    // what a layer gives is multiplied by a number of its own
+    // Experts stand beside the MLP, which is as a shared one here: each has norms of its own before
+    // and behind, and the post-norm goes over their sum (Gemma 4).
+    EXPERTS_BESIDE = 1 << 20
+};
+
 struct model_config {
     const struct family *family;
     char model_type[32], architecture[64];
@@ -140,31 +167,12 @@ struct model_config {
     struct layer_config *layers, *whole;
     struct shard shard;   // model_config_shard()
     bool expert_parallel; // of a shard: its user's to choose before that
+    unsigned block;       // QKV_BIAS and so on
     enum norm_kind norm;
-    bool norm_bias; // of NORM_LAYER
     float norm_eps;
     enum act_kind act;
-    float act_alpha, act_limit; // of ACT_CLAMPED
-    bool gated_mlp;             // act(gate) * up, else act(up)
-    bool qkv_bias, mlp_bias, head_bias;
-    bool o_bias;        // of latent attention: of what makes its vectors, too
-    bool delta_grouped; // linear attention's first matmuls give each key head's parts together
-    bool delta_bias, delta_conv_bias; // of its matmuls, of its convolution
-    bool attn_gate;                   // what attention gives is multiplied by the sigmoid of a gate
-    bool router_logit_bias;
+    float act_alpha, act_limit;  // of ACT_CLAMPED
     double router_aux_loss_coef; // of the load-balancing loss in training; 0: the family has none
-    bool sinks;          // attention's scores have one more, of a key without a value (ops.h)
-    bool qk_norm;        // queries and keys are normalised: each head by itself,
-    bool qk_norm_whole;  // or all of a row's together;
-    bool qk_norm_late;   // behind rope, not before it
-    bool v_norm;         // values are normalised too, each head, without weights
-    bool layer_scale;    // what a layer gives is multiplied by a number of its own
-    bool pre_norm;       // what attention and MLP read is normalised
-    bool post_norm;      // what attention and MLP give is normalised before it is added
-    bool parallel_block; // attention and MLP read the same normalised input
-    // Experts stand beside the MLP, which is as a shared one here: each has norms of its own before
-    // and behind, and the post-norm goes over their sum (Gemma 4).
-    bool experts_beside;
     bool tie_embeddings;
     float logit_softcap; // 0: none
     float logit_scale;   // of logits, before the cap
@@ -250,7 +258,7 @@ static inline int config_experts(const struct model_config *c)
 // Whether what a residual branch gives is more than added.
 static inline bool config_scales_branches(const struct model_config *c)
 {
-    return c->post_norm || c->residual_scale != 1;
+    return (c->block & POST_NORM) || c->residual_scale != 1;
 }
 // Whether logits are more than the head's matmul.
 static inline bool config_bends_logits(const struct model_config *c)
@@ -297,12 +305,13 @@ static inline int layer_v_in_width(const struct layer_config *l)
 // Of that matmul: each query has a gate beside it where there are any.
 static inline int layer_attn_in_width(const struct model_config *c, const struct layer_config *l)
 {
-    return layer_q_width(l) * (c->attn_gate ? 2 : 1) + layer_k_in_width(l) + layer_v_in_width(l);
+    return layer_q_width(l) * (c->block & ATTN_GATE ? 2 : 1) + layer_k_in_width(l) +
+           layer_v_in_width(l);
 }
 // Whether that is something else than rows of qkv.
 static inline bool layer_attn_in_differs(const struct model_config *c, const struct layer_config *l)
 {
-    return c->attn_gate || l->k_is_v || l->kv_from >= 0;
+    return (c->block & ATTN_GATE) || l->k_is_v || l->kv_from >= 0;
 }
 // Which of its two branches a layer has: attention or what stands in its place, and an MLP or
 // experts.
@@ -344,17 +353,17 @@ static inline const struct layer_config *layer_whole(const struct model_config *
 // Of a row's queries on all ranks, where norms go over these and ranks hold parts; else 0.
 static inline int layer_all_heads_width(const struct model_config *c, const struct layer_config *l)
 {
-    return c->qk_norm_whole && c->shard.size > 1 ? layer_q_width(l) * c->shard.size : 0;
+    return (c->block & QK_NORM_WHOLE) && c->shard.size > 1 ? layer_q_width(l) * c->shard.size : 0;
 }
 // Of a norm over n heads' queries or keys, and how many of these norms a row has.
 static inline int layer_qk_norm_width(const struct model_config *c, const struct layer_config *l,
                                       int n)
 {
-    return c->qk_norm_whole ? n * l->head_dim : l->head_dim;
+    return c->block & QK_NORM_WHOLE ? n * l->head_dim : l->head_dim;
 }
 static inline int layer_qk_norms(const struct model_config *c, int n)
 {
-    return c->qk_norm_whole ? 1 : n;
+    return c->block & QK_NORM_WHOLE ? 1 : n;
 }
 // What attention gives, and the output matmul takes.
 static inline int layer_attn_width(const struct layer_config *l)
@@ -378,7 +387,7 @@ static inline int layer_attn_products(const struct layer_config *l)
 // Of the first matmul of an MLP of so many inner columns: gate and up, or up alone.
 static inline int config_up_width(const struct model_config *c, int inner)
 {
-    return c->gated_mlp ? 2 * inner : inner;
+    return c->block & PLAIN_MLP ? inner : 2 * inner;
 }
 // Of what an expert reads and gives.
 static inline int layer_expert_width(const struct model_config *c, const struct layer_config *l)

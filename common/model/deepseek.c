@@ -25,7 +25,6 @@ static enum status latent_attention(const char *where, const json_t *json, struc
     enum status st = ST_OK;
     *of = silent;
     rope->interleaved = true;
-    CHECK(json_get_bool(where, json, "attention_bias", &c->o_bias));
     CHECK(json_get_bool(where, json, "mlp_bias", &mlp_bias));
     if (mlp_bias)
         FAIL(ST_UNSUPPORTED, "%s: mlp_bias is not supported (no published DeepSeek has it)", where);
@@ -214,8 +213,6 @@ enum status configure_glm4_moe(const char *where, const json_t *json, struct mod
     const struct moe_shape moe = {
         .n_experts = 128, .top_k = 8, .n_group = 1, .topk_group = 1, .scale = 1};
     enum status st = ST_OK;
-    c->qk_norm = false;
-    CHECK(json_get_bool(where, json, "use_qk_norm", &c->qk_norm));
     c->n_mtp_layers = 1;
     CHECK(read_or_null(where, json, "num_mtp_layers", &c->n_mtp_layers));
     st = configure_biased_experts(where, json, c, 1, 1408, moe);

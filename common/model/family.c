@@ -11,19 +11,15 @@
 
 // ---- keys that several families share -----------------------------------------------------------
 
-static enum status read_biases(const char *where, const json_t *json, struct model_config *c)
+static enum status read_block(const char *where, const json_t *json, struct model_config *c)
 {
-    const struct family *f = c->family;
-    unsigned biases = f->block;
+    const struct named_bits *k = c->family->block_keys, *end = k + MAX_BLOCK_KEYS;
     enum status st = ST_OK;
-    for (const struct bias_key *k = f->bias_keys; k < f->bias_keys + MAX_BIAS_KEYS && k->key; k++) {
-        bool has = biases & k->of;
+    for (; k < end && k->key; k++) {
+        bool has = c->block & k->of;
         CHECK(json_get_bool(where, json, k->key, &has));
-        biases = has ? biases | k->of : biases & ~k->of;
+        c->block = has ? c->block | k->of : c->block & ~k->of;
     }
-    c->qkv_bias = biases & QKV_BIAS;
-    c->o_bias = biases & O_BIAS;
-    c->mlp_bias = biases & MLP_BIAS;
 out:
     return st;
 }
@@ -210,7 +206,7 @@ enum status family_configure(const char *where, const json_t *json, struct model
 {
     const struct family *f = c->family;
     enum status st;
-    CHECK(read_biases(where, json, c));
+    CHECK(read_block(where, json, c));
     CHECK(read_experts(where, json, c));
     if (f->window_ropes) CHECK(rope_config_read_local(where, json, c));
     if (f->configure) CHECK(f->configure(where, json, c));
@@ -277,8 +273,6 @@ static enum status configure_lfm2(const char *where, const json_t *json, struct 
     double multiplier = 1;
     int inner = c->layers[0].intermediate, multiple = 256, convolves;
     enum status st = ST_OK;
-    CHECK(json_get_bool(where, json, "conv_bias", &c->delta_bias));
-    c->delta_conv_bias = c->delta_bias;
     CHECK(json_get_int32(where, json, "conv_L_cache", 2, DELTA_MAX_TAPS, &conv.taps));
     CHECK(json_get_bool(where, json, "tie_embedding", &c->tie_embeddings));
     CHECK(json_get_int32(where, json, "block_ff_dim", 1, 1 << 20, &inner));
@@ -532,8 +526,7 @@ static enum status read_experts_beside(const char *where, const json_t *json,
     struct moe_shape moe = {.scoring = MOE_SOFTMAX, .norm_topk = true, .scale = 1};
     int width = 0;
     enum status st;
-    CHECK(json_get_bool(where, json, "enable_moe_block", &c->experts_beside));
-    if (!c->experts_beside) return ST_OK;
+    if (!(c->block & EXPERTS_BESIDE)) return ST_OK;
     CHECK(json_get_int32(where, json, "num_experts", 1, 1024, &moe.n_experts));
     CHECK(json_get_int32(where, json, "top_k_experts", 1, 1024, &moe.top_k));
     CHECK(json_get_int32(where, json, "moe_intermediate_size", 1, 1 << 20, &width));
@@ -569,7 +562,6 @@ static enum status configure_gemma4(const char *where, const json_t *json, struc
     for (int i = 0; i < 2 && ropes && !json_is_null(ropes); i++)
         if (json_object_size(json_object_get(ropes, kinds[i])) == 0)
             FAIL(ST_FORMAT, "%s: rope_parameters must have %s", where, kinds[i]);
-    c->v_norm = c->layer_scale = true;
     for (int l = 0; l < c->n_layers; l++) c->layers[l].attn_scale = 1;
     CHECK(read_cap(where, json, "final_logit_softcapping", 0, &c->logit_softcap));
     CHECK(share_keys(where, json, c));
@@ -676,8 +668,9 @@ out:
         [ROLE_EXPERTS_DOWN] = LAYER "experts.%d.down_proj.weight"
 
 // Biases by the keys of most families. One whose o has a key of its own does without.
-#define ATTENTION_BIAS .bias_keys = {{"attention_bias", QKV_BIAS | O_BIAS}}
-#define LLAMA_BIASES   .bias_keys = {{"attention_bias", QKV_BIAS | O_BIAS}, {"mlp_bias", MLP_BIAS}}
+#define ATTENTION_BIAS .block_keys = {{"attention_bias", QKV_BIAS | O_BIAS}}
+#define LATENT_BIAS    .block_keys = {{"attention_bias", O_BIAS}}
+#define LLAMA_BIASES   .block_keys = {{"attention_bias", QKV_BIAS | O_BIAS}, {"mlp_bias", MLP_BIAS}}
 
 // ---- the table ----------------------------------------------------------------------------------
 static const struct family families[] = {
@@ -688,7 +681,7 @@ static const struct family families[] = {
      .windows = {SOME_LAYERS, .absent = 4096, .by_use = true, .late = true},
      .names = {LLAMA_NAMES, QK_NORM_NAMES}},
     {"qwen2_moe", "Qwen2MoeForCausalLM", "Qwen1.5-MoE, Qwen2-MoE", .block = QKV_BIAS,
-     .bias_keys = {{"qkv_bias", QKV_BIAS}},
+     .block_keys = {{"qkv_bias", QKV_BIAS}},
      .windows = {SOME_LAYERS, .absent = 4096, .by_use = true, .early = true, .full_every = 2},
      .experts = {.n = 60, .per_token = 4, .width = 1408, .shared = 5632},
      .names = {QWEN_EXPERTS_NAMES, SHARED_EXPERT_NAMES}},
@@ -750,6 +743,7 @@ static const struct family families[] = {
     {"lfm2", "Lfm2ForCausalLM", "LFM2", .norm_eps_key = "norm_eps", .norm_eps = 1e-5,
      .act_key = "", // it has none
      .max_positions = 128000, .rope_theta = 1e6, .tied = true, .block = QK_NORM,
+     .block_keys = {{"conv_bias", DELTA_BIAS | DELTA_CONV_BIAS}},
      .names = {SPLIT_QKV_NAMES, [ROLE_EMBED] = "model.embed_tokens.weight",
                [ROLE_ATTN_NORM] = LAYER "operator_norm.weight", [ROLE_O] = ATTN "out_proj.weight",
                [ROLE_Q_NORM] = ATTN "q_layernorm.weight", [ROLE_K_NORM] = ATTN "k_layernorm.weight",
@@ -763,9 +757,13 @@ static const struct family families[] = {
      .configure = configure_lfm2},
     {"nemotron_h", "NemotronHForCausalLM", "Nemotron-H, Nemotron Nano 2, Nemotron 3",
      .norm_eps_key = "layer_norm_epsilon", .norm_eps = 1e-5, .act_key = "mlp_hidden_act",
-     .act = ACT_RELU2, .head_dim = 128, .kv_heads = 8, .max_positions = 4096, .block = PLAIN_MLP,
-     .bias_keys = {{"mlp_bias", MLP_BIAS}}, .no_positions = true, .count_layers = nemotron_h_layers,
-     .folder_prefix = "backbone.",
+     .act = ACT_RELU2, .head_dim = 128, .kv_heads = 8, .max_positions = 4096,
+     .block = PLAIN_MLP | DELTA_CONV_BIAS,
+     .block_keys = {{"mlp_bias", MLP_BIAS},
+                    {"use_bias", DELTA_BIAS},
+                    {"use_conv_bias", DELTA_CONV_BIAS},
+                    {"mamba_conv_bias", DELTA_CONV_BIAS}},
+     .no_positions = true, .count_layers = nemotron_h_layers, .folder_prefix = "backbone.",
      .names = {[ROLE_EMBED] = "model.embeddings.weight",
                [ROLE_ATTN_NORM] = LAYER "norm.weight",
                [ROLE_QKV] = MIXER "q_proj.weight|" MIXER "k_proj.weight|" MIXER "v_proj.weight",
@@ -793,13 +791,13 @@ static const struct family families[] = {
      .configure = configure_nemotron_h},
     {"deepseek_v2", "DeepseekV2ForCausalLM", "DeepSeek-V2, V2.5, Coder-V2",
      .head_dim = 64, // what config.json calls so is the rotated part
-     .names = {DEEPSEEK_NAMES}, .configure = configure_deepseek_v2},
+     LATENT_BIAS, .names = {DEEPSEEK_NAMES}, .configure = configure_deepseek_v2},
     {"deepseek_v3", "DeepseekV3ForCausalLM", "DeepSeek-V3, Moonlight", .head_dim = 64,
-     .max_positions = 4096, .names = {DEEPSEEK_NAMES}, DEEPSEEK_MTP,
+     .max_positions = 4096, LATENT_BIAS, .names = {DEEPSEEK_NAMES}, DEEPSEEK_MTP,
      .configure = configure_deepseek_v3},
     {"glm4_moe_lite", "Glm4MoeLiteForCausalLM", "GLM-4.7-Flash", .head_dim = 64,
      .max_positions = 202752, .norm_eps = 1e-5, .names = {DEEPSEEK_NAMES}, DEEPSEEK_MTP,
-     .configure = configure_glm4_moe_lite},
+     LATENT_BIAS, .configure = configure_glm4_moe_lite},
     {"llama", "LlamaForCausalLM", "Llama 1 to 3.2, Yi, DeepSeek-Coder", LLAMA_BIASES,
      .names = {LLAMA_NAMES}},
     {"mistral", "MistralForCausalLM", "Mistral", .windows = {SOME_LAYERS, .absent = 4096},
@@ -817,9 +815,9 @@ static const struct family families[] = {
      .names = {QWEN_EXPERTS_NAMES, QK_NORM_NAMES}, .configure = configure_olmoe},
     {"seed_oss", "SeedOssForCausalLM", "Seed-OSS", .head_dim = 128, .max_positions = 524288,
      .block = QKV_BIAS,
-     .bias_keys = {{"attention_bias", QKV_BIAS},
-                   {"attention_out_bias", O_BIAS},
-                   {"mlp_bias", MLP_BIAS}},
+     .block_keys = {{"attention_bias", QKV_BIAS},
+                    {"attention_out_bias", O_BIAS},
+                    {"mlp_bias", MLP_BIAS}},
      .names = {LLAMA_NAMES}},
     {"granite", "GraniteForCausalLM", "Granite 3", LLAMA_BIASES, .names = {LLAMA_NAMES},
      .configure = configure_granite},
@@ -840,9 +838,9 @@ static const struct family families[] = {
                [ROLE_K_NORM] = ATTN "key_layernorm.weight"},
      .configure = configure_hunyuan},
     {"glm4_moe", "Glm4MoeForCausalLM", "GLM-4.5, 4.6, 4.7", .partial_rotary = true,
-     .rotary_share = 0.5, .norm_eps = 1e-5, .max_positions = 131072, .block = QK_NORM,
-     .bias_keys = {{"attention_bias", QKV_BIAS}}, .names = {DEEPSEEK_NAMES, QK_NORM_NAMES},
-     DEEPSEEK_MTP, .configure = configure_glm4_moe},
+     .rotary_share = 0.5, .norm_eps = 1e-5, .max_positions = 131072,
+     .block_keys = {{"attention_bias", QKV_BIAS}, {"use_qk_norm", QK_NORM}},
+     .names = {DEEPSEEK_NAMES, QK_NORM_NAMES}, DEEPSEEK_MTP, .configure = configure_glm4_moe},
     {"minimax_m2", "MiniMaxM2ForCausalLM", "MiniMax-M2", .partial_rotary = true, .rope_theta = 5e6,
      .head_dim = 128, .max_positions = 196608, .block = QK_NORM | QK_NORM_WHOLE,
      .experts = {.n = 256, .per_token = 8},
@@ -912,8 +910,8 @@ static const struct family families[] = {
      .max_positions = 131072,
      .tied = true,
      .act = ACT_GELU_TANH,
-     .block = POST_NORM | QK_NORM,
-     ATTENTION_BIAS,
+     .block = POST_NORM | QK_NORM | V_NORM | LAYER_SCALE,
+     .block_keys = {{"attention_bias", QKV_BIAS | O_BIAS}, {"enable_moe_block", EXPERTS_BESIDE}},
      .windows = {SOME_LAYERS, .absent = 512, .full_every = 6, .last_full = true},
      .local_theta = 10000,
      .ropes = "{\"full_attention\": {\"rope_type\": \"proportional\","
@@ -937,7 +935,7 @@ static const struct family families[] = {
     {"starcoder2", "Starcoder2ForCausalLM", "StarCoder2", .norm = NORM_LAYER,
      .norm_eps_key = "norm_epsilon", .norm_eps = 1e-5, .tied = true, .act = ACT_GELU_TANH,
      .block = QKV_BIAS | O_BIAS | MLP_BIAS | PLAIN_MLP,
-     .bias_keys = {{"use_bias", QKV_BIAS | O_BIAS | MLP_BIAS}}, .windows = {.of = ALL_LAYERS},
+     .block_keys = {{"use_bias", QKV_BIAS | O_BIAS | MLP_BIAS}}, .windows = {.of = ALL_LAYERS},
      .names = {COMMON_NAMES, SPLIT_QKV_NAMES, MLP_NORM_NAMES,
                [ROLE_GATE_UP] = LAYER "mlp.c_fc.weight", [ROLE_DOWN] = LAYER "mlp.c_proj.weight"}},
 };

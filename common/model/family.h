@@ -52,7 +52,7 @@ enum tensor_role {
     ROLE_MLP_NORM_BIAS,
     ROLE_ROUTER,
     ROLE_ROUTER_LOGIT_BIAS,
-    ROLE_ROUTER_NORM, // of what the router reads (config.h, experts_beside), as the next two
+    ROLE_ROUTER_NORM, // of what the router reads (config.h, EXPERTS_BESIDE), as the next two
     ROLE_EXPERT_SCALE,
     ROLE_EXPERTS_NORM,
     ROLE_GATE_UP,
@@ -68,7 +68,7 @@ enum tensor_role {
     ROLE_SHARED_GATE_UP,
     ROLE_SHARED_DOWN,
     ROLE_SHARED_GATE,
-    ROLE_POST_SHARED_NORM, // config.h, experts_beside
+    ROLE_POST_SHARED_NORM, // config.h, EXPERTS_BESIDE
     ROLE_POST_EXPERTS_NORM,
     ROLE_POST_MLP_NORM,
     ROLE_LAYER_GATE, // of a layer's own inputs, as the next two
@@ -83,26 +83,7 @@ enum tensor_role {
     ROLE_COUNT
 };
 
-// What a block of a family has; `less`: than Llama's.
-enum {
-    QKV_BIAS = 1 << 0,
-    O_BIAS = 1 << 1,
-    MLP_BIAS = 1 << 2,
-    HEAD_BIAS = 1 << 3,
-    ROUTER_LOGIT_BIAS = 1 << 4,
-    QK_NORM = 1 << 5,
-    QK_NORM_WHOLE = 1 << 6,
-    POST_NORM = 1 << 7,
-    NO_PRE_NORM = 1 << 8, // less
-    PLAIN_MLP = 1 << 9,   // less: its MLP has no gate
-    PARALLEL_BLOCK = 1 << 10,
-    SINKS = 1 << 11,
-    ATTN_GATE = 1 << 12,
-    NO_NORM_BIAS = 1 << 13, // less: LayerNorm without
-    QK_NORM_LATE = 1 << 14,
-    DELTA_GROUPED = 1 << 15,
-};
-#define MAX_BIAS_KEYS 3
+#define MAX_BLOCK_KEYS 4
 
 typedef enum status configure_family(const char *where, const json_t *json,
                                      struct model_config *config);
@@ -117,11 +98,11 @@ struct family {
     double norm_eps;          // 0: 1e-6
     const char *act_key;      // NULL: "hidden_act"
     enum act_kind act;
-    unsigned block; // QKV_BIAS and so on
-    struct bias_key {
+    unsigned block; // QKV_BIAS and so on (config.h)
+    struct named_bits {
         const char *key; // of a bool that says whether blocks have these, in place of `block`
         unsigned of;
-    } bias_keys[MAX_BIAS_KEYS];
+    } block_keys[MAX_BLOCK_KEYS];
     // Which layers have a sliding window, where layer_types does not say. ALL_LAYERS: whatever it
     // says.
     struct windows {

@@ -84,7 +84,7 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
     const size_t gates = (size_t)layer_delta_gates_width(l) * sizeof(float),
                  delta_in = (size_t)layer_delta_in_width(l) * e,
                  grouped = delta_in > gates ? delta_in : gates;
-    const int gated = c->attn_gate ? layer_q_width(l) : 0;
+    const int gated = c->block & ATTN_GATE ? layer_q_width(l) : 0;
     const struct device_part parts[] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
@@ -103,14 +103,14 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(own_act, t * (size_t)c->layer_input * e),
         SCRATCH(gate, t * (size_t)(gated + delta_value_width(&l->delta)) * e),
         SCRATCH(delta_gates, t * gates),
-        SCRATCH(grouped, c->delta_grouped ? t * grouped : 0),
+        SCRATCH(grouped, c->block & DELTA_GROUPED ? t * grouped : 0),
         SCRATCH(q_a_normed, t * (size_t)l->latent.q_rank * e),
         SCRATCH(latent_out, t * (size_t)(l->n_heads * l->latent.rank) * e),
         SCRATCH(gate_up, inner * 2 * e),
         SCRATCH(act, inner * e),
         SCRATCH(block, config_scales_branches(c) ? t * h * e : 0),
-        SCRATCH(beside, c->experts_beside ? t * h * e : 0),
-        SCRATCH(expert_scales, c->experts_beside ? 4 * a * sizeof(float) : 0),
+        SCRATCH(beside, c->block & EXPERTS_BESIDE ? t * h * e : 0),
+        SCRATCH(expert_scales, c->block & EXPERTS_BESIDE ? 4 * a * sizeof(float) : 0),
         SCRATCH(expert_in, expert),
         SCRATCH(expert_out, expert),
         SCRATCH(latent_in, t * (size_t)l->expert_latent * e),
@@ -219,7 +219,7 @@ enum status model_new(struct device *dev, const struct model_config *config,
     }
     CHECK(alloc_scratch(m));
     for (int i = 0; i < config->n_ropes; i++) CHECK(upload_rope(m, i));
-    if (config->delta_grouped) CHECK(model_arrange_init(m));
+    if (config->block & DELTA_GROUPED) CHECK(model_arrange_init(m));
     *ret = TAKE_PTR(m);
 out:
     model_free(m);
@@ -276,7 +276,8 @@ struct gate_args model_attn_gate(const struct model *m, int l, const void *x, co
 struct act_shape model_act_shape(const struct model *m, int rows, int inner)
 {
     const struct model_config *c = m->config;
-    return (struct act_shape){rows, inner, c->act, c->gated_mlp, m->dt, c->act_alpha, c->act_limit};
+    return (struct act_shape){rows,  inner,        c->act,      !(c->block & PLAIN_MLP),
+                              m->dt, c->act_alpha, c->act_limit};
 }
 
 struct norm_shape model_inputs_norm(const struct model *m, int rows)
@@ -539,7 +540,7 @@ static void normalise_heads(struct model *m, int l, void *qkv, const struct laye
     m->ops->norm(m->dev, qkv, &of_q, &q);
     if (layer->kv_from >= 0) return;
     m->ops->norm(m->dev, keys, &of_k, &k);
-    if (!m->config->v_norm) return;
+    if (!(m->config->block & V_NORM)) return;
     void *values = (char *)keys + (size_t)layer_kv_width(layer) * dtype_size(m->dt);
     m->ops->norm(m->dev, values,
                  &(struct norm_args){.x = values, .rstd = tape ? tape->rstd_v : NULL}, &k);
@@ -614,10 +615,10 @@ static void encode_heads(struct model *m, int l, void *qkv, void *raw,
 {
     const struct model_config *c = m->config;
     const int rows = batch->n_tokens;
-    if (c->qk_norm_late) model_rotate(m, l, raw, batch, 1.0f);
+    if (c->block & QK_NORM_LATE) model_rotate(m, l, raw, batch, 1.0f);
     copy_rows(m, qkv, raw, rows, layer_qkv_width(&c->layers[l]));
-    if (c->qk_norm) normalise_heads(m, l, qkv, tape, rows);
-    if (!c->qk_norm_late) model_rotate(m, l, qkv, batch, 1.0f);
+    if (c->block & QK_NORM) normalise_heads(m, l, qkv, tape, rows);
+    if (!(c->block & QK_NORM_LATE)) model_rotate(m, l, qkv, batch, 1.0f);
 }
 
 void model_round_kv(struct model *m, void *x, int rows, int n, int head_dim, int stride)
@@ -647,7 +648,7 @@ static void project_qkv(struct model *m, int l, void *qkv, void *gate, int rows,
     const bool differs = layer_attn_in_differs(m->config, layer);
     const struct linear in = {ROLE_QKV, l, .out = m->dt, .rounded = rounded};
     model_linear(m, differs ? m->attn_in : qkv, m->normed, rows, &in);
-    if (m->config->attn_gate)
+    if (m->config->block & ATTN_GATE)
         m->ops->split_gate(m->dev, qkv, gate, m->attn_in, rows, &m->attn[l], false);
     else if (differs)
         spread_qkv(m, layer, qkv, rows);
@@ -678,8 +679,8 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
     const int rope = c->layers[l].rope;
     // what the operation that stores keys does not do
     const bool own = c->layers[l].kv_from < 0;
-    const bool apart =
-        !own || rope < 0 || c->query_rope || c->qk_norm_late || c->ropes[rope].interleaved;
+    const bool apart = !own || rope < 0 || c->query_rope || (c->block & QK_NORM_LATE) ||
+                       c->ropes[rope].interleaved;
     const struct rope_store store = {.table = apart ? NULL : m->ropes[rope],
                                      .rot_dim = apart ? 0 : c->ropes[rope].dim,
                                      .kv = kv,
@@ -689,7 +690,7 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
     project_qkv(m, l, m->qkv, m->gate, batch->n_tokens, rounded);
     if (apart)
         encode_heads(m, l, m->qkv, m->qkv, NULL, batch);
-    else if (c->qk_norm)
+    else if (c->block & QK_NORM)
         normalise_heads(m, l, m->qkv, NULL, batch->n_tokens);
     if (own) m->ops->rope_store(m->dev, m->qkv, &store);
 }
@@ -722,7 +723,7 @@ static void *attend(struct model *m, int l, const struct batch_view *batch,
     if (layer->latent.rank == 0 && (!tape || !tape->again))
         ops->attn(m->dev, out, lse, qkv, kv, layer->kv_from < 0 ? l : layer->kv_from, batch,
                   &m->attn[l]);
-    if (!c->attn_gate) return out;
+    if (!(c->block & ATTN_GATE)) return out;
     const struct gate_args open = model_attn_gate(m, l, out, gate, rows);
     ops->gate(m->dev, m->attn_out, &open);
     return m->attn_out;
@@ -790,10 +791,10 @@ void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, const 
     void *gate_up = tape ? tape->gate_up : m->gate_up;
     struct linear in = {ROLE_GATE_UP, l, .out = m->dt};
 
-    if (!c->parallel_block)
+    if (!(c->block & PARALLEL_BLOCK))
         in.rounded = normalise_for(m, ROLE_GATE_UP, l, rows,
                                    model_branch_norm(m, ROLE_MLP_NORM, l, mid, tape));
-    if (c->experts_beside) {
+    if (c->block & EXPERTS_BESIDE) {
         beside_block(m, l, rows, tape, mid, x_out);
         return;
     }
@@ -808,7 +809,7 @@ void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, const 
         return;
     }
     model_linear_act(m, m->act, gate_up, m->normed, rows, &in, inner, tape != NULL);
-    if (tape && tape->again && !c->post_norm) return;
+    if (tape && tape->again && !(c->block & POST_NORM)) return;
     struct branch down = {ROLE_DOWN,
                           l,
                           m->act,
@@ -859,7 +860,7 @@ static void *run_layer(struct model *m, int l, const struct batch_view *batch,
     if (tape) tape->held = l;
     if (layer_has_mlp(layer)) mlp_block(m, l, batch->n_tokens, lt, x_mid, x_own);
     if (own) own_block(m, l, batch->n_tokens, tape, x_own, x_out);
-    if (m->config->layer_scale)
+    if (m->config->block & LAYER_SCALE)
         m->ops->multiply(m->dev, x_out, m->weights->layers[l].at[ROLE_LAYER_SCALE],
                          (int64_t)batch->n_tokens * m->config->hidden, m->dt);
     return x_out;

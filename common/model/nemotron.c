@@ -53,8 +53,7 @@ static enum status read_kind(const char *where, const json_t *json, int l, char 
 }
 
 // Keys that have an older name, which counts where both are there.
-static enum status read_scan(const char *where, const json_t *json, struct model_config *c,
-                             struct delta_shape *ret)
+static enum status read_scan(const char *where, const json_t *json, struct delta_shape *ret)
 {
     struct delta_shape s = {.n_key_heads = 8,
                             .n_heads = 128,
@@ -65,7 +64,6 @@ static enum status read_scan(const char *where, const json_t *json, struct model
     const char *act = "silu";
     double min_step = 0.001;
     enum status st = ST_OK;
-    c->delta_conv_bias = true;
     CHECK(json_get_int32(where, json, "n_groups", 1, 1024, &s.n_key_heads));
     CHECK(json_get_int32(where, json, "mamba_n_groups", 1, 1024, &s.n_key_heads));
     CHECK(json_get_int32(where, json, "mamba_num_heads", 1, 1024, &s.n_heads));
@@ -76,9 +74,6 @@ static enum status read_scan(const char *where, const json_t *json, struct model
     // the steps' least; time_step_limit, as in transformers, says nothing
     CHECK(json_get_double(where, json, "time_step_min", 0, 1e6, &min_step));
     CHECK(json_get_double(where, json, "mamba_dt_min", 0, 1e6, &min_step));
-    CHECK(json_get_bool(where, json, "use_bias", &c->delta_bias));
-    CHECK(json_get_bool(where, json, "use_conv_bias", &c->delta_conv_bias));
-    CHECK(json_get_bool(where, json, "mamba_conv_bias", &c->delta_conv_bias));
     CHECK(json_get_string(where, json, "mamba_hidden_act", &act));
     if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
         FAIL(ST_UNSUPPORTED, "%s: mamba_hidden_act is \"%s\"; silu is supported", where, act);
@@ -98,7 +93,7 @@ static enum status read_moe(const char *where, const json_t *json, struct model_
         .n_experts = 8, .top_k = 2, .n_group = 1, .topk_group = 1, .scale = 1};
     int shared = 7688, latent = 0;
     enum status st = ST_OK;
-    if (c->mlp_bias)
+    if (c->block & MLP_BIAS)
         FAIL(ST_UNSUPPORTED, "%s: mlp_bias is not supported where layers have experts", where);
     CHECK(configure_biased_experts(where, json, c, EXPERTS_EVERYWHERE, 7688, moe));
     CHECK(json_get_int32(where, json, "moe_shared_expert_intermediate_size", 1, 1 << 20, &shared));
@@ -119,7 +114,7 @@ enum status configure_nemotron_h(const char *where, const json_t *json, struct m
     bool experts = false;
     enum status st = ST_OK;
     c->tie_embeddings = false; // as in transformers, whatever the config says
-    CHECK(read_scan(where, json, c, &scan));
+    CHECK(read_scan(where, json, &scan));
     for (int l = 0; l < c->n_layers; l++) {
         CHECK(read_kind(where, json, l, &kind));
         experts |= kind == 'E';

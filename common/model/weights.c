@@ -32,7 +32,7 @@
     X(SIZE_LAYER_INPUT, c->layer_input)                                                            \
     X(SIZE_LAYER_INPUTS, c->layer_input * c->n_layers)                                             \
     X(SIZE_LAYER_VOCAB, (int64_t)c->layer_input_vocab *vocab / config_embedded(c))                 \
-    X(SIZE_Q_IN, layer_q_width(l) * (c->attn_gate ? 2 : 1))                                        \
+    X(SIZE_Q_IN, layer_q_width(l) * (c->block & ATTN_GATE ? 2 : 1))                                \
     X(SIZE_ATTN_IN, layer_attn_in_width(c, l))                                                     \
     X(SIZE_Q_NORM, layer_qk_norm_width(c, l, layer_whole(c, l)->n_heads))                          \
     X(SIZE_K_NORM, layer_qk_norm_width(c, l, layer_whole(c, l)->n_kv_heads))                       \
@@ -46,12 +46,13 @@
     X(SIZE_DELTA_CONV, delta_conv_width(&l->delta))                                                \
     X(SIZE_DELTA_VALUE, delta_value_width(&l->delta))                                              \
     X(SIZE_DELTA_KEYS, delta_key_width(&l->delta))                                                 \
-    X(SIZE_DELTA_IN_FIRST, c->delta_grouped ? layer_delta_in_width(l) : delta_first_width(l))      \
+    X(SIZE_DELTA_IN_FIRST,                                                                         \
+      (c->block & DELTA_GROUPED) ? layer_delta_in_width(l) : delta_first_width(l))                 \
     X(SIZE_DELTA_FIRST, delta_first_width(l))                                                      \
     X(SIZE_DELTA_THIRD, delta_third_width(l))                                                      \
     X(SIZE_DELTA_TAPS, l->delta.taps)                                                              \
     X(SIZE_DELTA_GATES, layer_delta_gates_width(l))                                                \
-    X(SIZE_DELTA_FIRST_GATES, l->delta.n_heads *(c->delta_grouped ? 2 : 1))                        \
+    X(SIZE_DELTA_FIRST_GATES, l->delta.n_heads *(c->block & DELTA_GROUPED ? 2 : 1))                \
     X(SIZE_DELTA_HEADS, l->delta.n_heads)                                                          \
     X(SIZE_DELTA_NORM, l->delta.is_scan ? delta_value_width(&l->delta) : l->delta.head_dim)        \
     X(SIZE_EXPERTS, l->moe.n_experts)                                                              \
@@ -102,35 +103,35 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
     X(IF_ATTENTION, attention)                                                                     \
     X(IF_DELTA_STATE, l->delta.n_heads > 0 && !delta_is_conv(&l->delta))                           \
     X(IF_DELTA_SCAN, l->delta.n_heads > 0 && l->delta.is_scan)                                     \
-    X(IF_DELTA_BIAS, l->delta.n_heads > 0 && c->delta_bias)                                        \
-    X(IF_DELTA_CONV_BIAS, l->delta.n_heads > 0 && c->delta_conv_bias)                              \
+    X(IF_DELTA_BIAS, l->delta.n_heads > 0 && (c->block & DELTA_BIAS))                              \
+    X(IF_DELTA_CONV_BIAS, l->delta.n_heads > 0 && (c->block & DELTA_CONV_BIAS))                    \
     X(IF_LAYER_NORM, layer_norm)                                                                   \
-    X(IF_PRE_NORM, c->pre_norm &&layer_mixes(l))                                                   \
-    X(IF_MLP_NORM, c->pre_norm &&layer_has_mlp(l) && !c->parallel_block)                           \
-    X(IF_MLP_LAYER_NORM, layer_norm && !c->parallel_block)                                         \
-    X(IF_POST_NORM, c->post_norm)                                                                  \
+    X(IF_PRE_NORM, layer_mixes(l) && !(c->block & NO_PRE_NORM))                                    \
+    X(IF_MLP_NORM, layer_has_mlp(l) && !(c->block & (NO_PRE_NORM | PARALLEL_BLOCK)))               \
+    X(IF_MLP_LAYER_NORM, layer_norm && !(c->block & PARALLEL_BLOCK))                               \
+    X(IF_POST_NORM, (c->block & POST_NORM))                                                        \
     X(IF_QKV, attention && !latent)                                                                \
     X(IF_LATENT_Q, latent && l->latent.q_rank == 0)                                                \
-    X(IF_LATENT_BIAS, c->o_bias)                                                                   \
-    X(IF_QK_NORM, attention && c->qk_norm)                                                         \
-    X(IF_K_NORM, attention && c->qk_norm && l->kv_from < 0)                                        \
-    X(IF_SINKS, attention && c->sinks)                                                             \
-    X(IF_QKV_BIAS, attention && c->qkv_bias)                                                       \
-    X(IF_O_BIAS, attention && c->o_bias)                                                           \
+    X(IF_LATENT_BIAS, (c->block & O_BIAS))                                                         \
+    X(IF_QK_NORM, attention && (c->block & QK_NORM))                                               \
+    X(IF_K_NORM, attention && (c->block & QK_NORM) && l->kv_from < 0)                              \
+    X(IF_SINKS, attention && (c->block & SINKS))                                                   \
+    X(IF_QKV_BIAS, attention && (c->block & QKV_BIAS))                                             \
+    X(IF_O_BIAS, attention && (c->block & O_BIAS))                                                 \
     X(IF_MLP, layer_has_mlp(l) && !experts)                                                        \
-    X(IF_MLP_BIAS, layer_has_mlp(l) && !experts && c->mlp_bias)                                    \
-    X(IF_EXPERTS_BIAS, c->mlp_bias)                                                                \
+    X(IF_MLP_BIAS, layer_has_mlp(l) && !experts && (c->block & MLP_BIAS))                          \
+    X(IF_EXPERTS_BIAS, (c->block & MLP_BIAS))                                                      \
     X(IF_EXPERTS_LATENT, experts && l->expert_latent > 0)                                          \
-    X(IF_ROUTER_LOGIT_BIAS, experts && c->router_logit_bias)                                       \
-    X(IF_BESIDE, experts && c->experts_beside)                                                     \
+    X(IF_ROUTER_LOGIT_BIAS, experts && (c->block & ROUTER_LOGIT_BIAS))                             \
+    X(IF_BESIDE, experts && (c->block & EXPERTS_BESIDE))                                           \
     X(IF_ROUTER_BIAS, l->router_bias)                                                              \
     X(IF_SHARED_GATE, l->shared_gate)                                                              \
     X(IF_LAYER_INPUT, c->layer_input > 0)                                                          \
-    X(IF_LAYER_SCALE, c->layer_scale)                                                              \
+    X(IF_LAYER_SCALE, (c->block & LAYER_SCALE))                                                    \
     X(IF_WHOLE, !c->mtp)                                                                           \
     X(IF_MTP, c->mtp)                                                                              \
     X(IF_UNTIED, !c->tie_embeddings && !c->mtp)                                                    \
-    X(IF_HEAD_BIAS, c->head_bias)
+    X(IF_HEAD_BIAS, (c->block & HEAD_BIAS))
 
 enum when {
 #define X(name, holds) name,
@@ -140,7 +141,8 @@ enum when {
 
 static bool holds(const struct model_config *c, const struct layer_config *l, enum when when)
 {
-    const bool layer_norm = c->norm == NORM_LAYER && c->norm_bias, experts = l->moe.n_experts > 0;
+    const bool layer_norm = c->norm == NORM_LAYER && !(c->block & NO_NORM_BIAS),
+               experts = l->moe.n_experts > 0;
     const bool latent = l->latent.rank > 0, attention = l->n_heads > 0;
 #define X(name, holds) [name] = holds,
     const bool is[] = {WHEN_TABLE(X)};
@@ -386,7 +388,7 @@ static void plan_slice(const struct model_config *c, const struct cut *own, cons
 // all heads do not.
 static bool is_of_parts(const struct model_config *c, enum tensor_role role)
 {
-    if (role == ROLE_Q_NORM || role == ROLE_K_NORM) return !c->qk_norm_whole;
+    if (role == ROLE_Q_NORM || role == ROLE_K_NORM) return !(c->block & QK_NORM_WHOLE);
     return (role >= ROLE_QKV && role <= ROLE_KV_A_NORM) || role == ROLE_DELTA_NORM ||
            ((role == ROLE_EXPERTS_IN || role == ROLE_EXPERTS_OUT) && !c->expert_parallel);
 }

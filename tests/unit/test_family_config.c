@@ -33,12 +33,13 @@ static enum status read_case(const json_t *row, const char *set, struct model_co
 // ---- what is read -------------------------------------------------------------------------------
 #define CONFIG(type, field) #field, false, type, offsetof(struct model_config, field)
 #define LAYER(type, field)  #field, true, type, offsetof(struct layer_config, field)
-enum type { INT, FLAG, FLOAT, DOUBLE };
+#define BLOCK(name, bit)    name, false, BIT, bit
+enum type { INT, FLAG, BIT, FLOAT, DOUBLE };
 static const struct field {
     const char *name;
     bool of_layer;
     enum type type;
-    size_t offset;
+    size_t offset; // of BIT: which one of `block`
 } fields[] = {
     {LAYER(INT, latent.q_rank)},
     {LAYER(INT, latent.rank)},
@@ -74,8 +75,8 @@ static const struct field {
     {LAYER(FLOAT, attn_scale)},
     {CONFIG(INT, max_positions)},
     {CONFIG(INT, n_layers)},
-    {CONFIG(FLAG, delta_bias)},
-    {CONFIG(FLAG, delta_conv_bias)},
+    {BLOCK("delta_bias", DELTA_BIAS)},
+    {BLOCK("delta_conv_bias", DELTA_CONV_BIAS)},
     {CONFIG(INT, n_mtp_layers)},
     {CONFIG(INT, ropes[0].dim)},
     {CONFIG(INT, ropes[0].kind)},
@@ -83,9 +84,9 @@ static const struct field {
     {CONFIG(INT, file_dtype)},
     {CONFIG(FLAG, ropes[0].interleaved)},
     {CONFIG(FLAG, tie_embeddings)},
-    {CONFIG(FLAG, qkv_bias)},
-    {CONFIG(FLAG, o_bias)},
-    {CONFIG(FLAG, qk_norm)},
+    {BLOCK("qkv_bias", QKV_BIAS)},
+    {BLOCK("o_bias", O_BIAS)},
+    {BLOCK("qk_norm", QK_NORM)},
     {CONFIG(FLOAT, norm_eps)},
     {CONFIG(DOUBLE, router_aux_loss_coef)},
     {CONFIG(DOUBLE, ropes[0].theta)},
@@ -105,6 +106,7 @@ static double value_of(const struct model_config *c, int layer, const char *name
         const void *at =
             (const char *)(f->of_layer ? (const void *)&c->layers[layer] : c) + f->offset;
         if (strcmp(f->name, name) != 0) continue;
+        if (f->type == BIT) return (c->block & f->offset) != 0;
         *ret_is_float = f->type == FLOAT;
         return f->type == INT     ? *(const int *)at
                : f->type == FLAG  ? *(const bool *)at

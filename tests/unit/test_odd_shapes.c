@@ -59,7 +59,7 @@ TEST(experts_with_biases)
 {
     struct weights *w;
     struct model_config *config = config_of(test_golden("mixtral-6x3"));
-    config->mlp_bias = true;
+    config->block |= MLP_BIAS;
     for (int l = 0; l < config->n_layers; l++) config->layers[l].moe.n_experts = 64;
     assert_ok(weights_plan(config, DT_F32, &w));
     // embedding and final norm; of a layer: two norms, q, k, v, o, router, and six an expert

@@ -41,8 +41,8 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
             PART(dx, t * h * e),
             PART(dnormed, t * h * e),
             PART(dproj, config_scales_branches(c) ? t * h * e : 0),
-            PART(dparallel, c->parallel_block || c->experts_beside ? t * h * e : 0),
-            PART(dgate_up, layer_mlp_elements(l, t) * (c->gated_mlp ? 2 : 1) * e),
+            PART(dparallel, c->block & (PARALLEL_BLOCK | EXPERTS_BESIDE) ? t * h * e : 0),
+            PART(dgate_up, layer_mlp_elements(l, t) * (c->block & PLAIN_MLP ? 1 : 2) * e),
             PART(dact, layer_mlp_elements(l, t) * e),
             PART(dexpert, layer_expert_elements(c, l, t) * e),
             PART(dlatent, t * (size_t)l->expert_latent * e),
@@ -520,7 +520,7 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
                                ddown = weights_matrix(b->grads, ROLE_EXPERTS_DOWN, l);
     const struct moe_routing *r = &tape->routing;
     const struct moe_shape shape = model_moe_shape(m, l, rows);
-    const bool latent = layer->expert_latent > 0, beside = m->config->experts_beside;
+    const bool latent = layer->expert_latent > 0, beside = m->config->block & EXPERTS_BESIDE;
     const int width = shape.width, inner = layer->intermediate, a = rows * shape.top_k;
     const struct act_shape act = model_act_shape(m, a, inner);
     struct matmul to_act = model_experts_shape(m, l, r, a, &down, true),
@@ -575,7 +575,7 @@ static void shared_back(struct backward *b, int l, int rows, const struct layer_
         dout = b->dexpert;
     }
     dense_back(b, l, rows, dout, tape->shared_gate_up, layer->shared_intermediate,
-               ROLE_SHARED_GATE_UP, ROLE_SHARED_DOWN, !m->config->experts_beside);
+               ROLE_SHARED_GATE_UP, ROLE_SHARED_DOWN, !(m->config->block & EXPERTS_BESIDE));
 }
 
 // From dout, the gradients of experts beside the MLP and of their router; adds that of x_mid to dx.
@@ -603,19 +603,19 @@ void mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
-    const bool parallel = c->parallel_block;
+    const bool parallel = c->block & PARALLEL_BLOCK;
     const enum tensor_role role = parallel ? ROLE_ATTN_NORM : ROLE_MLP_NORM;
     const struct norm_args norm =
         model_branch_norm(m, role, l, parallel ? tape->x : tape->x_mid, tape);
     const void *dout =
         residual_back(b, ROLE_POST_MLP_NORM, l, rows, tape->mlp_proj, tape->rstd_post2);
 
-    if (c->experts_beside) beside_back(b, l, rows, tape, loss, dout);
+    if (c->block & EXPERTS_BESIDE) beside_back(b, l, rows, tape, loss, dout);
     model_normalise(m, m->normed, rows, &norm);
     if (layer->moe.n_experts == 0)
         dense_back(b, l, rows, dout, tape->gate_up, layer->intermediate, ROLE_GATE_UP, ROLE_DOWN,
                    false);
-    else if (!c->experts_beside)
+    else if (!(c->block & EXPERTS_BESIDE))
         experts_back(b, l, rows, tape, loss, dout);
     if (layer->shared_intermediate > 0) shared_back(b, l, rows, tape, dout);
     pre_norm_back(b, role, l, parallel ? b->dparallel : b->dx, rows, &norm, !parallel,
@@ -656,7 +656,7 @@ static void heads_norm_back(struct backward *b, int l, int rows, const struct la
     norm_back(b, ROLE_Q_NORM, l, b->dqkv, b->dqkv, &of_q, &q, false);
     if (layer->kv_from >= 0) return;
     norm_back(b, ROLE_K_NORM, l, dk, dk, &of_k, &k, false);
-    if (!m->config->v_norm) return;
+    if (!(m->config->block & V_NORM)) return;
     const size_t values = (size_t)layer_kv_width(layer) * dtype_size(m->dt);
     const struct norm_args of_v = {.x = (const char *)of_k.x + values, .rstd = tape->rstd_v};
     void *dv = (char *)dk + values;
@@ -718,17 +718,18 @@ static void attend_back(struct backward *b, int l, const struct batch_view *batc
     const struct gate_args gate = model_attn_gate(m, l, tape->attn, tape->gate, rows);
     void *din = layer_attn_in_differs(c, layer) ? b->dattn_in : b->dqkv;
 
-    if (c->attn_gate) m->ops->gate(m->dev, m->attn_out, &gate);
-    matrix_back(b, b->dattn, dout, c->attn_gate ? m->attn_out : tape->attn, rows, ROLE_O, l, false);
-    if (c->attn_gate) m->ops->gate_back(m->dev, b->dattn, m->gate, b->dattn, &gate);
+    if (c->block & ATTN_GATE) m->ops->gate(m->dev, m->attn_out, &gate);
+    matrix_back(b, b->dattn, dout, c->block & ATTN_GATE ? m->attn_out : tape->attn, rows, ROLE_O, l,
+                false);
+    if (c->block & ATTN_GATE) m->ops->gate_back(m->dev, b->dattn, m->gate, b->dattn, &gate);
     if (layer->latent.rank == 0) {
         m->ops->attn_back(m->dev, b->dqkv, g->at[ROLE_SINKS], b->dattn, tape->attn, tape->lse,
                           tape->qkv, batch, &m->attn[l]);
         share_back(b, l, rows);
-        if (!c->qk_norm_late) model_rotate(m, l, b->dqkv, batch, -1.0f);
-        if (c->qk_norm) heads_norm_back(b, l, rows, tape);
-        if (c->qk_norm_late) model_rotate(m, l, b->dqkv, batch, -1.0f);
-        if (c->attn_gate)
+        if (!(c->block & QK_NORM_LATE)) model_rotate(m, l, b->dqkv, batch, -1.0f);
+        if (c->block & QK_NORM) heads_norm_back(b, l, rows, tape);
+        if (c->block & QK_NORM_LATE) model_rotate(m, l, b->dqkv, batch, -1.0f);
+        if (c->block & ATTN_GATE)
             m->ops->split_gate(m->dev, b->dqkv, m->gate, din, rows, &m->attn[l], true);
         else if (din != b->dqkv)
             join_qkv(b, layer, rows);
@@ -758,7 +759,7 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
         attend_back(b, l, batch, tape, dout, &norm);
     }
     pre_norm_back(b, ROLE_ATTN_NORM, l, b->dx, rows, &norm, true, false);
-    if (c->parallel_block)
+    if (c->block & PARALLEL_BLOCK)
         m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, 1.0f, m->dt);
 }
 
@@ -771,7 +772,7 @@ static void own_back(struct backward *b, int l, int rows, const struct tape *tap
     const size_t e = dtype_size(m->dt);
     const struct act_shape act = model_own_act(m, rows);
     const struct gate_args gate = model_own_gate(m, l, tape->layers[0].inputs, rows);
-    if (c->layer_scale)
+    if (c->block & LAYER_SCALE)
         m->ops->multiply(m->dev, b->dx, m->weights->layers[l].at[ROLE_LAYER_SCALE],
                          (int64_t)rows * c->hidden, m->dt);
     if (c->layer_input == 0) return;

@@ -104,7 +104,7 @@ static void first_back(struct backward *b, int l, const void *dy, int rows, enum
                        bool add)
 {
     struct model *m = b->m;
-    if (m->config->delta_grouped) {
+    if (m->config->block & DELTA_GROUPED) {
         model_arrange(m, m->grouped, dy, rows, role, m->dt, true);
         dy = m->grouped;
     }
