@@ -258,18 +258,22 @@ template <typename F> static inline void with_bf16_wide(enum dtype dt, bool fits
         f(bf16(), number<1>());
 }
 
-// Launches kernel<T, V> on rows, whose columns blocks of `threads` have, V a thread. choose: one of
-// the two above, which says what T and V are.
-#define launch_columns(choose, dt, fits, dev, what, kernel, rows, width, threads, ...)             \
+// Launches kernel<T, V>. choose: one of the two above, which says what T and V are; grid: may say
+// V.
+#define launch_wide(choose, dt, fits, dev, what, kernel, grid, ...)                                \
     choose(dt, fits, [&](auto t, auto v) {                                                         \
         constexpr int V = decltype(v)::value;                                                      \
-        cuda_launch(dev, what, kernel<decltype(t), V>, dim3(rows, ceil_div(width, (threads)*V)),   \
-                    threads, 0, __VA_ARGS__);                                                      \
+        cuda_launch(dev, what, kernel<decltype(t), V>, grid, __VA_ARGS__);                         \
     })
+
+// The same on rows, whose columns blocks of `threads` have, V a thread.
+#define launch_columns(choose, dt, fits, dev, what, kernel, rows, width, threads, ...)             \
+    launch_wide(choose, dt, fits, dev, what, kernel, dim3(rows, ceil_div(width, (threads)*V)),     \
+                threads, 0, __VA_ARGS__)
 
 // ---- reductions, in a fixed order --------------------------------------------------------------
 
-template <int LANES = 32> INLINE float lanes_sum(float x)
+template <int LANES = 32, typename T> INLINE T lanes_sum(T x)
 {
 #pragma unroll
     for (int o = LANES / 2; o; o >>= 1) x += __shfl_xor_sync(0xffffffffu, x, o);

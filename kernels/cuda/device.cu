@@ -531,8 +531,7 @@ __global__ void checksum_kernel(unsigned long long *sums, const unsigned char *b
             sum += hash_mix(word + j * HASH_SPREAD);
         }
     }
-#pragma unroll
-    for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+    sum = lanes_sum(sum);
     if (threadIdx.x % 32 == 0 && sum) atomicAdd(&sums[blockIdx.x], (unsigned long long)sum);
 }
 

@@ -58,9 +58,9 @@ template <typename T> INLINE word<T> word_at(const T *data, size_t first, size_t
         return w;
     }
     w.bits = make_uint2(0, 0);
-#pragma unroll
-    for (int i = 0; i < word_elements<T>; i++)
+    unrolled<word_elements<T>>([&](int i) {
         if (first + i < n) w.at[i] = data[first + i];
+    });
     return w;
 }
 
@@ -70,17 +70,16 @@ template <typename T> INLINE void put_word(T *data, size_t first, size_t n, cons
         *reinterpret_cast<uint2 *>(data + first) = w.bits;
         return;
     }
-#pragma unroll
-    for (int i = 0; i < word_elements<T>; i++)
+    unrolled<word_elements<T>>([&](int i) {
         if (first + i < n) data[first + i] = w.at[i];
+    });
 }
 
 template <typename T>
 INLINE void add_word(float (&sum)[word_elements<T>], const word<T> &w, bool first)
 {
-#pragma unroll
-    for (int i = 0; i < word_elements<T>; i++)
-        sum[i] = first ? to_f32(w.at[i]) : sum[i] + to_f32(w.at[i]);
+    unrolled<word_elements<T>>(
+        [&](int i) { sum[i] = first ? to_f32(w.at[i]) : sum[i] + to_f32(w.at[i]); });
 }
 
 template <typename T> INLINE word<T> rounded(const float (&sum)[word_elements<T>])

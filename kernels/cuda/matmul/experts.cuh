@@ -8,6 +8,17 @@
 #include "kernels/cuda/cuda.cuh"
 #include <algorithm>
 
+// The expert whose entries begin last before x or with it. before: where those of each begin.
+INLINE int expert_of(const int32_t *before, int n_experts, int x)
+{
+    int e = 0;
+    for (int end = n_experts; end - e > 1;) {
+        const int middle = (e + end) / 2;
+        (before[middle] <= x ? e : end) = middle;
+    }
+    return e;
+}
+
 // The most tiles there can be, however m rows fall: each expert that has rows may end in a tile
 // that is not full.
 static inline int expert_tiles(int m, int n_experts, int height)
@@ -71,11 +82,7 @@ struct expert_tile {
 
 INLINE expert_tile find_expert_tile(const int *before, int n_experts, int columns, int number)
 {
-    int e = 0, end = n_experts, q = number / columns; // before[e] <= q < before[end]
-    while (end - e > 1) {
-        int middle = (e + end) / 2;
-        (before[middle] <= q ? e : end) = middle;
-    }
+    const int e = expert_of(before, n_experts, number / columns);
     int down = before[e + 1] - before[e], at = number - before[e] * columns;
     return {e, at % down, at / down};
 }

@@ -231,10 +231,10 @@ INLINE void shrink_sums(float (&sum)[2][4], const bf16 *x0, const bf16 *x1, int 
             load_across<16, FULL>(w[0], w[1], (const bf16 *)f.b + (int64_t)c * f.rank, f.rank,
                                   n - c, j, f.rank, f.rank % 2 == 0);
         } else {
-#pragma unroll
-            for (int i = 0; i < 2; i++)
+            unrolled<2>([&](int i) {
                 load_pairs<16, FULL>(w[i], (const bf16 *)f.a + (int64_t)min(j + i, f.rank - 1) * n,
                                      c, n, packed);
+            });
         }
 #pragma unroll
         for (int q = 0; q < 8; q += 2) {
@@ -297,14 +297,13 @@ INLINE void load_h(uint32_t (&ret_high)[4], uint32_t (&ret_low)[4], const float 
                    const float *h1, int j, int rank)
 {
     float v[2][4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
+    unrolled<4>([&](int i) {
         v[0][i] = j + i < rank ? h0[j + i] : 0.f;
         v[1][i] = j + i < rank ? h1[j + i] : 0.f;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
+    });
+    unrolled<4>([&](int i) {
         split(ret_high[i], ret_low[i], v[i % 2][i / 2 * 2], v[i % 2][i / 2 * 2 + 1]);
+    });
 }
 
 // sum[q][i] += h times the factor, for columns c0 + 16 q + 4 t + {i, 2 + i} of the part, which has
@@ -332,11 +331,10 @@ INLINE void expand_sums(bf16, float (&sum)[Q][2][4], const float *h0, const floa
                     load_pairs<4, FULL>(w[i], (const bf16 *)f.b + (int64_t)(c + i) * f.rank, jw,
                                         c + i < n ? f.rank : 0, f.rank % 4 == 0);
             }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
+            unrolled<2>([&](int i) {
                 mma(sum[q][i], high, w[i][0], w[i][1]);
                 mma(sum[q][i], low, w[i][0], w[i][1]);
-            }
+            });
         }
     }
 }
@@ -372,9 +370,9 @@ INLINE void load_four(four<float> &ret, const float *y, int c, int n, bool packe
     if (packed && c + 4 <= n)
         load<float, 4>(v, y + c);
     else
-#pragma unroll
-        for (int i = 0; i < 4; i++)
+        unrolled<4>([&](int i) {
             if (c + i < n) v[i] = y[c + i];
+        });
     unrolled<4>([&](int i) { ret.word[i] = __float_as_uint(v[i]); });
 }
 
@@ -393,9 +391,9 @@ template <typename Y> INLINE void store_four(Y *y, const float (&v)[4], int c, i
         store<Y, 4>(y + c, v);
         return;
     }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
+    unrolled<4>([&](int i) {
         if (c + i < n) y[c + i] = from_f32<Y>(v[i]);
+    });
 }
 
 // A lane's elements of a tile's rows of y, from column c0 on, which expand_tile() adds to: all at
@@ -425,9 +423,9 @@ INLINE void add_part(float (&total)[Q][2][4], const float (&sum)[Q][2][4], const
             if (BACK && l.dropout.p > 0.f)
                 dropped(kept, l, part, min(base + g + 8 * half, end - 1),
                         (c0 + 16 * q + 4 * t) / 4);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
+            unrolled<4>([&](int i) {
                 total[q][i % 2][2 * half + i / 2] += kept[i] * sum[q][i % 2][2 * half + i / 2];
+            });
         }
 }
 
@@ -566,26 +564,23 @@ __global__ void __launch_bounds__(OUTER_THREADS)
             const bool there = row + i < end; // h is zero where not
             load_pairs<8, FULL>(v[i], x + (int64_t)min(row + i, end - 1) * stride, c0 + 8 * g, n,
                                 packed);
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
+            unrolled<2>([&](int k) {
                 const int j = j0 + 8 * k + g;
                 w[k][i] = there && j < f.rank ? h[(int64_t)(row + i) * l.max_rank + j] : 0.f;
-            }
+            });
         }
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
+        unrolled<2>([&](int k) {
             split(high[k][0], low[k][0], w[k][0], w[k][1]);
             split(high[k][1], low[k][1], w[k][2], w[k][3]);
-        }
+        });
 #pragma unroll
         for (int m = 0; m < 4; m++) { // columns 8 g + 2 m and the one after it
             const uint32_t a[4] = {lows(v[0][m], v[1][m]), highs(v[0][m], v[1][m]),
                                    lows(v[2][m], v[3][m]), highs(v[2][m], v[3][m])};
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
+            unrolled<2>([&](int k) {
                 mma(sum[m][k], a, high[k][0], high[k][1]);
                 mma(sum[m][k], a, low[k][0], low[k][1]);
-            }
+            });
         }
     }
     for (int w = 0; w < OUTER_WARPS; w++) { // in their order
@@ -701,11 +696,11 @@ template <typename T> __global__ void drop_kernel(T *to, const T *x, int part, c
     if (c >= l.k) return;
     float factors[4];
     dropped(factors, l, part, row, c / 4);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
+    unrolled<4>([&](int i) {
         if (c + i < l.k)
             to[(int64_t)row * l.k + c + i] =
                 from_f32<T>(factors[i] * to_f32(x[(int64_t)row * l.k + c + i]));
+    });
 }
 
 // x itself, or what a part's dropout leaves of it, in `to`.

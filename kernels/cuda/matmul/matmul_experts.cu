@@ -226,15 +226,14 @@ INLINE void copy_stage(uint32_t to, uint32_t full, const CUtensorMap *l_map,
 {
     int matrix = L_ACROSS ? 0 : t.expert;
     if (L_ACROSS)
-#pragma unroll
-        for (int b = 0; b < ROWS / 64; b++) copy_box(to + b * BOX, l_map, t.i + b * 64, p, 0, full);
+        unrolled<ROWS / 64>(
+            [&](int b) { copy_box(to + b * BOX, l_map, t.i + b * 64, p, 0, full); });
     else
         copy_box(to, l_map, p, t.i, 0, full);
     to += ROWS / 64 * BOX;
     if (R_ACROSS)
-#pragma unroll
-        for (int b = 0; b < WIDTH / 64; b++)
-            copy_box(to + b * BOX, r_map, t.j + b * 64, p, matrix, full);
+        unrolled<WIDTH / 64>(
+            [&](int b) { copy_box(to + b * BOX, r_map, t.j + b * 64, p, matrix, full); });
     else
         copy_box(to, r_map, p, t.j, matrix, full);
 }
@@ -362,26 +361,25 @@ INLINE void add_tile(float *c, const float (&sum)[N_SUMS], char *spread, const w
 #pragma unroll
         for (int q = 0; q < WIDTH / 64; q++)
             if (t.j + q * 64 + column < width)
-#pragma unroll
-                for (int s = 0; s < 4; s++)
+                unrolled<4>([&](int s) {
                     old[q][s] = *(const float4 *)(c + (int64_t)(first + s * 2 + lane / 16) * width +
                                                   q * 64);
+                });
 #pragma unroll
         for (int q = 0; q < WIDTH / 64; q++) {
             __syncwarp();
-#pragma unroll
-            for (int g = 0; g < 8; g++)
+            unrolled<8>([&](int g) {
                 store_pair(rows + lane / 4 * PITCH + g * 8 + lane % 4 * 2,
                            sum[(q * 8 + g) * 4 + h * 2], sum[(q * 8 + g) * 4 + h * 2 + 1]);
+            });
             __syncwarp();
             if (t.j + q * 64 + column >= width) continue;
-#pragma unroll
-            for (int s = 0; s < 4; s++) {
+            unrolled<4>([&](int s) {
                 int r = s * 2 + lane / 16;
                 float4 x = *(const float4 *)(rows + r * PITCH + column), y = old[q][s];
                 *(float4 *)(c + (int64_t)(first + r) * width + q * 64) =
                     make_float4(y.x + x.x, y.y + x.y, y.z + x.z, y.w + x.w);
-            }
+            });
         }
     }
 }

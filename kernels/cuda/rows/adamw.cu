@@ -9,6 +9,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/moments.h"
+#include <algorithm>
 
 #define THREADS 256
 
@@ -161,8 +162,7 @@ void cuda_adamw(struct device *dev, void *w, uint16_t *low, const struct moments
 INLINE double block_sum_f64(double x)
 {
     __shared__ double shared[THREADS / 32];
-#pragma unroll
-    for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o);
+    x = lanes_sum(x);
     __syncthreads();
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
     __syncthreads();
@@ -198,8 +198,7 @@ void cuda_sum_squares(struct device *dev, double *out, const float *x, int64_t n
     double *parts = (double *)cuda_workspace(dev, SQUARE_BLOCKS * sizeof *parts);
     if (!parts) return;
     bool fits = aligned(16, {x}, {n * 4});
-    int64_t want = (n + THREADS * 4 - 1) / (THREADS * 4);
-    int blocks = want < 1 ? 1 : want > SQUARE_BLOCKS ? SQUARE_BLOCKS : (int)want;
+    const int blocks = std::clamp(ceil_div(n, THREADS * 4), 1, SQUARE_BLOCKS);
     cuda_launch(dev, "sum_squares", fits ? squares_kernel<4> : squares_kernel<1>, blocks, THREADS,
                 0, out, parts, cuda_use(dev)->tickets, x, n);
 }

@@ -312,10 +312,7 @@ void cuda_moe_combine_back(struct device *dev, void *dx, float *dweight, const v
 {
     const int width = s->width;
     bool fits = aligned(16, {dx, dy, x}, {(int64_t)(width * dtype_size(s->dt))});
-    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
-        using T = decltype(t);
-        constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "moe_combine_back", combine_back_kernel<T, V>, s->rows * s->top_k, THREADS,
-                    0, dx, dweight, dy, x, r->place, r->weight, s->top_k, width);
-    });
+    launch_wide(with_bf16_wide, s->dt, fits, dev, "moe_combine_back", combine_back_kernel,
+                s->rows * s->top_k, THREADS, 0, dx, dweight, dy, x, r->place, r->weight, s->top_k,
+                width);
 }

@@ -322,12 +322,8 @@ void cuda_column_sum(struct device *dev, float *out, const void *x, const int32_
     float *parts = (float *)cuda_workspace(dev, cuda_column_sum_scratch(s->rows, cols));
     if (!parts) return;
     bool fits = aligned(16, {x}, {(int64_t)(cols * dtype_size(s->dt))});
-    with_type_wide(s->dt, fits, [&](auto t, auto v) {
-        using T = decltype(t);
-        constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "column_sum", column_sum_kernel<T, V>,
-                    dim3(ceil_div(cols, 32 * V), n_parts), 256, 0, parts, x, s->rows, cols);
-    });
+    launch_wide(with_type_wide, s->dt, fits, dev, "column_sum", column_sum_kernel,
+                dim3(ceil_div(cols, 32 * V), n_parts), 256, 0, parts, x, s->rows, cols);
     cuda_add_parts(dev, out, parts, n_parts, cols);
 }
 
