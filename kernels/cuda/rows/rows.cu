@@ -669,107 +669,88 @@ INLINE void rotate(float &lower, float &upper, float2 angle, float sign)
     upper = __fmaf_rn(c, y, __fmul_rn(s, x));
 }
 
-// struct rope_store for elements of T.
-template <typename T> struct rope_store_args {
-    T *k, *v; // of the layer
-    const float *table;
-    const int32_t *positions, *slots;
-    int n_heads, n_kv_heads, head_dim, rot_dim;
-    int64_t slot_width; // elements between tokens of k and v
+// The first n heads of a row are rotated; then, with k, its keys and values are stored.
+template <typename T> struct rope_work : rope_args {
+    T *qkv, *k = NULL, *v = NULL; // k, v: of the layer
+    const int32_t *slots = NULL;
+    int n_heads = 0, n_kv_heads = 0, values = 0; // values: elements of a row's
+    int64_t slot_width = 0;                      // elements between tokens of k and v
 
-    static rope_store_args make(const struct rope_store *s)
+    rope_work(void *qkv, const rope_args &rope) : rope_args(rope), qkv((T *)qkv)
+    {
+        rot_dim = rot_dim / 2 * 2;
+    }
+    rope_work(void *qkv, const struct rope_store *s)
+        : rope_work(qkv, rope_of_batch(s->table, s->rot_dim, s->batch, s->shape, 1))
     {
         const struct kv_layer *layer = &s->kv->layers[s->layer];
-        return {(T *)s->kv->k + layer->offset,
-                (T *)s->kv->v + layer->offset,
-                s->table,
-                s->batch->positions,
-                s->batch->slots,
-                s->shape->n_heads,
-                s->shape->n_kv_heads,
-                s->shape->head_dim,
-                s->rot_dim,
-                layer->width};
+        if (!table) n = 0;
+        k = (T *)s->kv->k + layer->offset;
+        v = (T *)s->kv->v + layer->offset;
+        slots = s->batch->slots;
+        n_heads = s->shape->n_heads;
+        n_kv_heads = s->shape->n_kv_heads;
+        values = (int)stride - (n_heads + n_kv_heads) * head_dim;
+        slot_width = layer->width;
     }
-};
-
-// The first n heads of a row are rotated; then, with `store.k`, its keys and values are stored.
-template <typename T> struct rope_work {
-    T *qkv;
-    int64_t stride; // elements between rows
-    int rows, n;
-    float sign;
-    bool interleaved;
-    int values = 0; // elements of a row's values
-    rope_store_args<T> store = {};
 };
 
 // A thread has V pairs of a head, or V elements that are stored as they are.
 template <typename T, int V> __global__ void rope_kernel(rope_work<T> w)
 {
     grid_begin();
-    const rope_store_args<T> &a = w.store;
-    const int half = a.rot_dim / 2, per_head = half / V, slot = a.k ? a.slots[blockIdx.x] : -1;
+    const int half = w.rot_dim / 2, per_head = half / V, slot = w.k ? w.slots[blockIdx.x] : -1;
     const int apart = w.interleaved ? 1 : half, step = w.interleaved ? 2 : 1; // interleaved: V is 1
     int unit = blockIdx.y * THREADS + threadIdx.x;
     T *row = w.qkv + blockIdx.x * w.stride;
-    T *key = a.k + slot * a.slot_width, *value = a.v + slot * a.slot_width;
+    T *key = w.k + slot * w.slot_width, *value = w.v + slot * w.slot_width;
     if (unit < w.n * per_head) {
         const int head = unit / per_head, pair = unit % per_head * V, at = pair * step;
         const float2 *angle =
-            (const float2 *)a.table + (int64_t)a.positions[blockIdx.x] * half + pair;
-        T *lower = row + (int64_t)head * a.head_dim + at;
+            (const float2 *)w.table + (int64_t)w.positions[blockIdx.x] * half + pair;
+        T *lower = row + (int64_t)head * w.head_dim + at;
         float x[V], y[V];
         load<T, V>(x, lower);
         load<T, V>(y, lower + apart);
         unrolled<V>([&](int i) { rotate(x[i], y[i], angle[i], w.sign); });
         store<T, V>(lower, x);
         store<T, V>(lower + apart, y);
-        if (head < a.n_heads || slot < 0) return;
-        key += (head - a.n_heads) * a.head_dim + at;
+        if (head < w.n_heads || slot < 0) return;
+        key += (head - w.n_heads) * w.head_dim + at;
         store<T, V>(key, x);
         store<T, V>(key + apart, y);
         return;
     }
     if (slot < 0) return;
     unit -= w.n * per_head;
-    const int remaining = (a.head_dim - a.rot_dim) / V,
-              kept = a.n_kv_heads * remaining; // of the keys
-    const T *from = row + a.n_heads * a.head_dim;
+    const int remaining = (w.head_dim - w.rot_dim) / V,
+              kept = w.n_kv_heads * remaining; // of the keys
+    const T *from = row + w.n_heads * w.head_dim;
     typedef pack<T, V> some;
     if (unit < kept) {
-        const int at = unit / remaining * a.head_dim + a.rot_dim + unit % remaining * V;
+        const int at = unit / remaining * w.head_dim + w.rot_dim + unit % remaining * V;
         *(some *)(key + at) = *(const some *)(from + at);
     } else if ((unit - kept) * V < w.values) {
         const int at = (unit - kept) * V;
-        *(some *)(value + at) = *(const some *)(from + a.n_kv_heads * a.head_dim + at);
+        *(some *)(value + at) = *(const some *)(from + w.n_kv_heads * w.head_dim + at);
     }
 }
 
 template <typename T> static void launch_rope(struct device *dev, const rope_work<T> &w)
 {
-    const rope_store_args<T> &a = w.store;
-    const int stored = a.k ? a.n_kv_heads * (a.head_dim - a.rot_dim) + w.values : 0;
-    const int units = w.n * (a.rot_dim / 2) + stored; // one element, or pair, each
+    const int stored = w.k ? w.n_kv_heads * (w.head_dim - w.rot_dim) + w.values : 0;
+    const int units = w.n * (w.rot_dim / 2) + stored; // one element, or pair, each
     const int64_t size = sizeof(T);
-    const bool wide = !w.interleaved && a.rot_dim % (2 * PAIRS) == 0 &&
-                      aligned(PAIRS * size, {w.qkv, a.k, a.v},
-                              {w.stride * size, a.head_dim * size, a.slot_width * size});
+    const bool wide = !w.interleaved && w.rot_dim % (2 * PAIRS) == 0 &&
+                      aligned(PAIRS * size, {w.qkv, w.k, w.v},
+                              {w.stride * size, w.head_dim * size, w.slot_width * size});
     cuda_launch(dev, "rope and storing", wide ? rope_kernel<T, PAIRS> : rope_kernel<T, 1>,
                 dim3(w.rows, ceil_div(units, (wide ? PAIRS : 1) * THREADS)), THREADS, 0, w);
 }
 
 void cuda_rope(struct device *dev, void *qkv, const struct rope_args *args)
 {
-    with_type(args->dt, [&](auto t) {
-        rope_work<decltype(t)> w = {(decltype(t) *)qkv, args->stride,     args->rows, args->n,
-                                    args->sign,         args->interleaved};
-        w.store.table = args->table;
-        w.store.positions = args->positions;
-        w.store.head_dim = args->head_dim;
-        w.store.rot_dim = args->rot_dim / 2 * 2;
-        launch_rope(dev, w);
-    });
+    with_type(args->dt, [&](auto t) { launch_rope(dev, rope_work<decltype(t)>(qkv, *args)); });
 }
 
 // Heads in e4m3: of each row the last n - first of n heads become numbers that such a pool gives
@@ -780,7 +761,7 @@ template <typename T> struct head_work {
     int64_t stride; // elements between rows
     int rows, first, n, head_dim;
     int n_rotated = 0;
-    rope_store_args<T> store = {};
+    rope_work<T> store = {NULL, rope_args()};
     uint8_t *codes[KV_SCALES] = {}; // of the layer
     int8_t *scales = NULL;
     int block_size = 0;
@@ -790,7 +771,7 @@ template <typename T> struct head_work {
 template <typename T, bool STORE> __global__ void e4m3_heads_kernel(head_work<T> w)
 {
     grid_begin();
-    const rope_store_args<T> &a = w.store;
+    const rope_work<T> &a = w.store;
     const int lane = threadIdx.x % 32;
     const int64_t unit = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     const int64_t row = unit / w.n;
@@ -846,22 +827,15 @@ void cuda_kv_round(struct device *dev, void *x, const struct kv_heads *heads)
     });
 }
 
-// n: heads that are rotated.
 template <typename T>
-static void store_codes(struct device *dev, T *qkv, const struct rope_store *store, int n)
+static void store_codes(struct device *dev, const rope_work<T> &rope, const struct rope_store *s)
 {
-    const struct attn_shape *s = store->shape;
-    const struct kv_view *kv = store->kv;
-    const struct kv_layer &layer = kv->layers[store->layer];
-    const int stored = (s->latent > 0 ? 1 : 2) * s->n_kv_heads, first = n > 0 ? 0 : s->n_heads;
-    head_work<T> w = {qkv + (int64_t)first * s->head_dim,
-                      attn_row_width(s),
-                      store->batch->n_tokens,
-                      s->n_heads - first,
-                      s->n_heads - first + stored,
-                      s->head_dim};
-    w.n_rotated = n;
-    w.store = rope_store_args<T>::make(store);
+    const struct kv_view *kv = s->kv;
+    const struct kv_layer &layer = kv->layers[s->layer];
+    const int before = rope.n > 0 ? 0 : rope.n_heads; // heads that stay as they are
+    const int n = (int)(rope.stride / rope.head_dim) - before, first = rope.n_heads - before;
+    T *x = rope.qkv + (int64_t)before * rope.head_dim;
+    head_work<T> w = {x, rope.stride, rope.rows, first, n, rope.head_dim, rope.n, rope};
     w.codes[0] = (uint8_t *)kv->k + layer.offset;
     w.codes[1] = (uint8_t *)kv->v + layer.offset;
     w.scales = kv->scales + layer.scales;
@@ -871,16 +845,12 @@ static void store_codes(struct device *dev, T *qkv, const struct rope_store *sto
 
 void cuda_rope_store(struct device *dev, void *qkv, const struct rope_store *store)
 {
-    const struct attn_shape *s = store->shape;
-    const int64_t width = attn_row_width(s);
-    const int n = store->table ? s->n_heads + s->n_kv_heads : 0; // heads that are rotated
-    with_type(s->dt, [&](auto t) {
-        using T = decltype(t);
-        if (store->kv->dt == DT_E4M3) return store_codes(dev, (T *)qkv, store, n);
-        rope_work<T> w = {(T *)qkv, width, store->batch->n_tokens, n, 1, false};
-        w.values = (int)width - (s->n_heads + s->n_kv_heads) * s->head_dim;
-        w.store = rope_store_args<T>::make(store);
-        launch_rope(dev, w);
+    with_type(store->shape->dt, [&](auto t) {
+        const rope_work<decltype(t)> w(qkv, store);
+        if (store->kv->dt == DT_E4M3)
+            store_codes(dev, w, store);
+        else
+            launch_rope(dev, w);
     });
 }
 
