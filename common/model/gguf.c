@@ -221,7 +221,7 @@ bool gguf_is_file(const char *path)
     return is;
 }
 
-const struct gguf_tensor *gguf_find(const struct gguf *g, const char *name)
+static const struct gguf_tensor *find_tensor(const struct gguf *g, const char *name)
 {
     for (int i = 0; i < g->n_tensors; i++)
         if (strcmp(g->tensors[i].name, name) == 0) return &g->tensors[i];
@@ -331,7 +331,7 @@ static enum status read_positions(const struct gguf *g, int head_dim, json_t *co
         {"rope.scaling.factor", "factor"},
         {"rope.scaling.original_context_length", "original_max_position_embeddings"},
         {NULL, NULL}};
-    const struct gguf_tensor *divisors = gguf_find(g, "rope_freqs.weight");
+    const struct gguf_tensor *divisors = find_tensor(g, "rope_freqs.weight");
     const char *type = json_string_value(get(g, "rope.scaling.type"));
     if (number(g, "rope.dimension_count", head_dim) != head_dim || get(g, "rope.scale_linear"))
         return status_fail(ST_UNSUPPORTED,
@@ -364,7 +364,7 @@ static enum status make_config(const struct gguf *g, const struct arch *a, json_
                                           {NULL, NULL}};
     static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                        "tokenizer.ggml.eom_token_id"};
-    const struct gguf_tensor *embed = gguf_find(g, "token_embd.weight");
+    const struct gguf_tensor *embed = find_tensor(g, "token_embd.weight");
     const int heads = whole_number(g, "attention.head_count", 0);
     const int hidden = whole_number(g, "embedding_length", 0);
     json_t *config = NULL, *eos = json_array();
@@ -379,9 +379,9 @@ static enum status make_config(const struct gguf *g, const struct arch *a, json_
                        "architectures", a->architecture, "torch_dtype",
                        strcmp(embed->type->name, "F32") ? "bfloat16" : "float32", "vocab_size",
                        (json_int_t)embed->shape[0], "head_dim", head_dim, "tie_word_embeddings",
-                       !gguf_find(g, "output.weight"), "attention_bias",
-                       strcmp(a->name, "qwen2") && gguf_find(g, "blk.0.attn_q.bias"), "mlp_bias",
-                       gguf_find(g, "blk.0.ffn_up.bias") != NULL);
+                       !find_tensor(g, "output.weight"), "attention_bias",
+                       strcmp(a->name, "qwen2") && find_tensor(g, "blk.0.attn_q.bias"), "mlp_bias",
+                       find_tensor(g, "blk.0.ffn_up.bias") != NULL);
     copy_keys(g, keys, config);
     for (int i = 0; i < 3; i++) json_array_append(eos, get(g, ends[i]));
     json_object_set(config, "eos_token_id", eos);

@@ -49,7 +49,6 @@ enum status gguf_open(const char *path, struct gguf **ret);
 // The same of a file's bytes, which must outlive it.
 enum status gguf_parse(const char *where, const void *data, size_t len, struct gguf **ret);
 void gguf_free(struct gguf *g);
-const struct gguf_tensor *gguf_find(const struct gguf *g, const char *name); // NULL: none
 
 // ---- as a folder (gguf.c, text/gguf_tokenizer.c) -----------------------------------------------
 bool gguf_has_file(const struct gguf *g, const char *name);

@@ -256,11 +256,5 @@ void weights_convert(void *to, enum dtype to_dt, const void *from, enum dtype fr
 // where the arena has another type.
 void weights_copy_in(const struct weights *w, struct device *dev, const struct weight_tensor *t,
                      int64_t at, const void *data, enum dtype dt, int64_t n, void *staging);
-// A tensor's dimensions in a folder: a convolution's have its one input channel in the middle.
-int weights_file_shape(const struct weight_tensor *t, int64_t ret[3]);
-// What the folder calls the tensor, or the one that holds it.
-const char *weights_folder_name(const struct weight_tensor *t);
-// Whether it is the first of the table that is in that tensor of the folder.
-bool weights_is_first_stored(const struct weight_tensor *t);
 
 #endif

@@ -200,7 +200,8 @@ static bool ignorable(const struct weights *w, const struct safetensors *set,
     return len >= strlen(buffer) && strcmp(name + len - strlen(buffer), buffer) == 0;
 }
 
-int weights_file_shape(const struct weight_tensor *t, int64_t ret[3])
+// A tensor's dimensions in a folder: a convolution's have its one input channel in the middle.
+static int file_shape(const struct weight_tensor *t, int64_t ret[3])
 {
     const bool conv = t->role == ROLE_DELTA_CONV;
     memcpy(ret, t->stored.shape, sizeof t->stored.shape);
@@ -219,12 +220,14 @@ static void shape_words(const int64_t *shape, int n_dims, char ret[96])
         snprintf(ret + strlen(ret), 96 - strlen(ret), "%s%lld", d ? ", " : "", (long long)shape[d]);
 }
 
-const char *weights_folder_name(const struct weight_tensor *t)
+// What the folder calls the tensor, or the one that holds it.
+static const char *folder_name(const struct weight_tensor *t)
 {
     return t->stored.n_dims ? t->stored.name : t->name;
 }
 
-bool weights_is_first_stored(const struct weight_tensor *t)
+// Whether it is the first of the table that is in that tensor of the folder.
+static bool is_first_stored(const struct weight_tensor *t)
 {
     return t->stored.first == 0;
 }
@@ -240,7 +243,7 @@ static enum status check_tensor(const struct weights *w, const struct weight_ten
                                 const struct safetensors *set, const char *folder)
 {
     const bool stored = t->stored.n_dims > 0;
-    const char *name = weights_folder_name(t);
+    const char *name = folder_name(t);
     const struct safetensors_entry *e = find_tensor(w, set, name);
     const char *config = t->role == ROLE_COUNT ? "adapter_config.json" : "config.json";
     if (e && t->in_twin && w->config->quantization == QUANTIZATION_MXFP4)
@@ -257,7 +260,7 @@ static enum status check_tensor(const struct weights *w, const struct weight_ten
                            t->role == ROLE_HEAD ? " (tie_word_embeddings is not true)" : "");
     char have[96], want[96];
     int64_t shape[3];
-    const int n_dims = weights_file_shape(t, shape);
+    const int n_dims = file_shape(t, shape);
     shape_words(e->shape, e->n_dims, have);
     shape_words(shape, n_dims, want);
     if (strcmp(have, want) != 0)
@@ -281,7 +284,7 @@ static bool is_expected(const struct weights *w, const char *of_folder)
     char room[200];
     const char *name = name_in_table(w, of_folder, room);
     for (int i = 0; i < w->n_tensors; i++) {
-        const char *of_table = weights_folder_name(&w->tensors[i]);
+        const char *of_table = folder_name(&w->tensors[i]);
         if (strcmp(of_table, name) == 0 || mxfp4_names(of_table, name)) return true;
     }
     return false;
@@ -293,8 +296,7 @@ static enum status check_extra(const struct weights *w, const struct safetensors
     const int n = safetensors_count(set);
     int more = n; // than those that hold the table's
     for (const struct weight_tensor *t = w->tensors; t < w->tensors + w->n_tensors; t++)
-        if (weights_is_first_stored(t))
-            more -= find_tensor(w, set, weights_folder_name(t)) ? 1 : 2; // 2: MXFP4
+        if (is_first_stored(t)) more -= find_tensor(w, set, folder_name(t)) ? 1 : 2; // 2: MXFP4
     for (int i = 0; i < n; i++) more -= ignorable(w, set, safetensors_at(set, i));
     for (int i = 0; more > 0 && i < n; i++) {
         const struct safetensors_entry *e = safetensors_at(set, i);
@@ -520,9 +522,9 @@ enum status weights_load_set(struct weights *w, struct device *dev, const struct
     w->rounding = 0;
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
-        const struct safetensors_entry *e = find_tensor(w, set, weights_folder_name(t));
+        const struct safetensors_entry *e = find_tensor(w, set, folder_name(t));
         struct safetensors_entry quantised;
-        if (!e && mxfp4_find(set, weights_folder_name(t), &quantised)) e = &quantised;
+        if (!e && mxfp4_find(set, folder_name(t), &quantised)) e = &quantised;
         if (is_fp8(w, t, e)) {
             CHECK(fp8_find(set, e, w->config->fp8_block, &quantised));
             e = &quantised;
@@ -885,12 +887,12 @@ enum status weights_save_part(const struct weights *w, struct device *dev)
 static struct safetensors_source source_of(const struct weights *w, const struct weight_tensor *t,
                                            enum dtype as)
 {
-    const char *own = w->config->family->folder_prefix, *name = weights_folder_name(t);
+    const char *own = w->config->family->folder_prefix, *name = folder_name(t);
     struct safetensors_source source = {.dt = t->is_buffer ? DT_F32 : as, .tag = t};
     const bool other = own && begins(name, "model.");
     snprintf(source.name, sizeof source.name, "%s%s", other ? own : "",
              name + (other ? strlen("model.") : 0));
-    source.n_dims = weights_file_shape(t, source.shape);
+    source.n_dims = file_shape(t, source.shape);
     return source;
 }
 
@@ -919,8 +921,7 @@ enum status weights_save_as(const struct weights *w, struct device *dev, const c
     int n = 0;
     if (!sources) return status_fail(ST_NO_MEMORY, "%s: no memory to save", folder);
     for (int i = 0; i < w->n_tensors; i++)
-        if (weights_is_first_stored(&w->tensors[i]))
-            sources[n++] = source_of(w, &w->tensors[i], as);
+        if (is_first_stored(&w->tensors[i])) sources[n++] = source_of(w, &w->tensors[i], as);
     enum status st = write_sources(w, dev, sources, n, folder, name);
     free(sources);
     return st;
