@@ -23,6 +23,7 @@ struct bench_options {
     int gradient_dtype;     // gradient_dtype_names
     int kv_cache;           // kv_cache_names
     int64_t batch, context, tokens, sequence, steps, warmup, seed, max_staleness, lora_r;
+    int64_t token_budget;                                           // of step
     int64_t turns, read, sampled, kept;                             // of train
     double shared;                                                  // percent; 0: as it comes
     const char *draft, *draft_config, *prompts, *methods, *batches; // of speculative, tandem

@@ -68,6 +68,7 @@ static const struct option_spec table[] = {
     OPT_CHOICE("gradient-dtype", gradient_dtype, "auto", gradient_dtype_names,
                "train, step: as cw-trainer"),
     OPT_CHOICE("optim-moments", moments, "f32", moments_kind_names, "train, step: as cw-trainer"),
+    OPT_INT("token-budget", token_budget, "0", "N", 0, 1 << 24, "step: as cw-trainer; 0: its own"),
     OPT_INT("turns", turns, "0", "N", 0, 1000, "train: conversations of that many; 0: without"),
     OPT_INT("read", read, "256", "N", 1, 1 << 20, "tokens that a turn reads"),
     OPT_INT("sampled", sampled, "128", "N", 1, 1 << 20, "tokens that it samples"),

@@ -130,7 +130,8 @@ out:
 static enum status run_trainer(const struct step_bench *s)
 {
     const struct bench_options *o = &s->b.o;
-    char command[1600], weights[256], ahead[48] = "", lora[24] = "", teacher[192] = "";
+    char command[1600], weights[256], ahead[48] = "", lora[24] = "", teacher[192] = "",
+                                      budget[32] = "";
     if (o->sync == SYNC_CHECKPOINT)
         snprintf(weights, sizeof weights, "--sync checkpoint --model %s --device %s",
                  s->programs.model, o->device);
@@ -139,6 +140,8 @@ static enum status run_trainer(const struct step_bench *s)
     if (o->max_staleness >= 0)
         snprintf(ahead, sizeof ahead, " --async --max-staleness %d", (int)o->max_staleness);
     if (o->lora_r > 0) snprintf(lora, sizeof lora, " --lora-r %d", (int)o->lora_r);
+    if (o->token_budget > 0)
+        snprintf(budget, sizeof budget, " --token-budget %d", (int)o->token_budget);
     if (o->teacher)
         snprintf(teacher, sizeof teacher, " --teacher %s --teacher-quantization %s", s->teacher,
                  quantization_names[o->teacher_quantization]);
@@ -149,11 +152,11 @@ static enum status run_trainer(const struct step_bench *s)
              "--reward-pattern (?s)^(?:..)*+$ --prompts-per-step %d --num-generations %d "
              "--max-completion-length %d --ignore-eos --temperature 100 --max-steps %d "
              "--save-steps 0 --learning-rate 1e-9 --recompute %s --gradient-dtype %s "
-             "--optim-moments %s%s%s%s",
+             "--optim-moments %s%s%s%s%s",
              weights, s->data, s->run, (int)(o->batch / o->group), (int)o->group, (int)o->tokens,
              (int)(o->steps + o->warmup), recompute_names[o->recompute],
              gradient_dtype_names[o->gradient_dtype], moments_kind_names[o->moments], ahead, lora,
-             teacher);
+             budget, teacher);
     return programs_run(&s->programs, command, TRAINING_S);
 }
 
