@@ -359,10 +359,11 @@ INLINE void keep_open(const rule_of<T, SCAN> &in, int seq, int group)
         const int old = max(first - border, 0); // rows that are of earlier batches
         const int known = b.state_slot[next] == b.state_from[seq] ? old : 0;
         for (int i = thread(); i < each; i += blockDim.x) {
-            const source<T, SCAN> f = source_of(in, seq, group * each + i, 0);
-            const float *from = slot_of(in, b.state_from[seq], f.head).G;
-            float *to = slot_of(in, b.state_slot[next], f.head).G;
+            const int head = group * each + i;
+            const float *from = slot_of(in, b.state_from[seq], head).G;
+            float *to = slot_of(in, b.state_slot[next], head).G;
             float G = known > 0 ? from[known - 1] : 0.f;
+            const source<T, SCAN> f = source_of(in, seq, head, 0);
             for (int j = known; j < n; j++)
                 to[j] = G = j < old ? from[j]
                                     : __fadd_rn(G, gates_of(f, row + border + j - first).log_decay);
@@ -370,7 +371,8 @@ INLINE void keep_open(const rule_of<T, SCAN> &in, int seq, int group)
         const float *from = slot_of(in, b.state_from[seq], group * each).k;
         float *to = slot_of(in, b.state_slot[next], group * each).k;
         const T *rows = in.qkv + delta_columns_of(&in, SCAN, group * each).k;
-        for (int j = known + thread() / 32; j < n; j += blockDim.x / 32) {
+        // The last warps first, since the first has the decays to do.
+        for (int j = known + blockDim.x / 32 - 1 - thread() / 32; j < n; j += blockDim.x / 32) {
             const int64_t at = (int64_t)(row + border + j - first) * delta_conv_width(&in);
             float k[DIM / 32];
             if (j < old)
@@ -411,8 +413,8 @@ template <typename T, bool SCAN> struct row_memory {
     T k[CHUNK][DIM + PITCH], q[16][DIM + PITCH];
     T S[DIM][row_columns<T> + PITCH]; // at the border
     T u[CHUNK][row_columns<T> + PITCH];
-    T seen[TILES][16][16]; // as in piece_head, of a tile
-    alignas(16) float read[SCAN ? 1 : TILES][16][16];
+    T seen[TILES][16][16 + PITCH]; // as in piece_head, of a tile
+    alignas(16) float read[SCAN ? 1 : TILES][16][16 + 4];
     float r[16][row_columns<T> + 4]; // values; then u while it is being summed up
     float G[CHUNK], beta[CHUNK], log_decay[CHUNK];
 };
@@ -448,8 +450,8 @@ INLINE void read_rows(row_memory<T, SCAN> &w, const source<T, SCAN> &f, int row,
 // From products of a tile's queries (is_q) or keys with keys from column `first` on what its rows
 // take of u of rows before them: their outputs, seen[of][t][j], or their own u, read[of][j][t],
 // `of` being the tile of j.
-template <bool SCAN, typename T, int N>
-INLINE void write_compared(T (*seen)[16][16], float (*read)[16][16], const float *G,
+template <bool SCAN, typename T, int N, int P, int Q>
+INLINE void write_compared(T (*seen)[16][P], float (*read)[16][Q], const float *G,
                            const float *beta, float (&sums)[N][4], int tile, int first, bool is_q)
 {
     each_pair(sums, [&](int row, int column, float x, float y) {
@@ -467,8 +469,8 @@ INLINE void write_compared(T (*seen)[16][16], float (*read)[16][16], const float
 }
 
 // Adds to a tile's outputs what they take of u.
-template <typename T, int N, int P>
-INLINE void add_seen(float (&sums)[N][4], const T (*seen)[16][16], const T (*u)[P], int first,
+template <typename T, int N, int P, int Q>
+INLINE void add_seen(float (&sums)[N][4], const T (*seen)[16][Q], const T (*u)[P], int first,
                      int tile)
 {
     for (int of = 0; of <= tile; of++) multiply(sums, plain(seen[of]), plain(u, 16 * of, first), 1);
@@ -480,10 +482,10 @@ template <typename T, bool SCAN> INLINE void solve_row(row_memory<T, SCAN> &w, i
     constexpr int C = row_columns<T>, GROUPS = THREADS / C;
     const int column = thread() % C, group = thread() / C;
     if (group == 0) {
+        const auto *read = w.read[0]; // tiles lie one behind the other
         float sum = w.r[t % 16][column];
 #pragma unroll 8
-        for (int j = 0; j < t; j++)
-            sum = fmaf(w.read[j / 16][j % 16][t % 16], to_f32(w.u[j][column]), sum);
+        for (int j = 0; j < t; j++) sum = fmaf(w.read[0][j][t % 16], to_f32(w.u[j][column]), sum);
         w.u[t][column] = from_f32<T>(sum);
     }
     for (int i = t + group; i < tile_end(t + 1) && group > 0; i += GROUPS - 1)
@@ -582,9 +584,10 @@ INLINE void read_slot(row_memory<T, SCAN> &w, float (&S)[N][4], const delta_stat
                                   min(n - first, CHUNK / 2));
     if (thread() < n) w.G[thread()] = slot.G[thread()];
     read_tile<CHUNK, C>(w.u, slot.u + f.first, f.head_dim, f.head_dim - f.first, 0, n);
-    each_state(S, slot, f, own_key(), [&](float &sum, const float &from, bool is_there) {
-        sum = moves && is_there ? from : 0.f;
-    });
+    clear(S);
+    if (!moves) return; // most rows: to be skipped as a whole
+    each_state(S, slot, f, own_key(),
+               [](float &sum, const float &from, bool is_there) { sum = is_there ? from : 0.f; });
 }
 
 // A sequence of one row and those that go on from it.
