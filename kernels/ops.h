@@ -141,13 +141,18 @@ struct act_shape {
 // order): of each head's first rot_dim entries the pairs (i, i + rot_dim / 2), or where interleaved
 // (2 i, 2 i + 1), by the angle of the row's position.
 struct rope_args {
-    const float *table;       // (max_positions, rot_dim / 2, 2) f32: cos and sin
+    const float *table;       // (max_positions, rot_dim / 2, 2) f32: cos and sin; NULL: no rotation
     const int32_t *positions; // (rows)
     int rows, n, head_dim, rot_dim;
     int64_t stride; // elements between rows
     float sign;     // 1; -1: the inverse, which is the backward pass
     bool interleaved;
     enum dtype dt;
+    // Behind it, of rows as of attention, the keys and values of each are stored at its slot in a
+    // layer of the pool (sign 1, not interleaved). kv NULL: they are not.
+    const struct kv_view *kv;
+    int layer, n_heads, n_kv_heads;
+    const int32_t *slots; // (rows); -1: nothing is stored
 };
 
 // Attention geometry. qkv rows are (n_heads + 2 * n_kv_heads) * head_dim wide: queries, keys,
@@ -210,7 +215,7 @@ static inline int latent_expanded_dim(int nope, int rope, int value)
     return nope + rope > value ? nope + rope : value;
 }
 
-// The rotation of all queries and keys of a batch, in rows as of attention.
+// The rotation of all queries and keys of a batch, in rows as of attention; nothing is stored.
 static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
                                              const struct batch_view *batch,
                                              const struct attn_shape *s, float sign)
@@ -226,6 +231,11 @@ static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
     args.sign = sign;
     args.interleaved = false;
     args.dt = s->dt;
+    args.kv = NULL;
+    args.layer = 0;
+    args.n_heads = s->n_heads;
+    args.n_kv_heads = s->n_kv_heads;
+    args.slots = batch->slots;
     return args;
 }
 
@@ -335,16 +345,6 @@ struct delta_args {
 struct delta_grads {
     void *qkv, *gates;             // as in delta_args, but of the shape's dtype
     float *a_log, *dt_bias, *skip; // (n_heads) +=; NULL: not trained
-};
-
-// Rotation of a paged batch's queries and keys, and storing its keys and values.
-struct rope_store {
-    const float *table; // as in rope_args; NULL: nothing is rotated
-    int rot_dim;
-    const struct kv_view *kv;
-    int layer;
-    const struct batch_view *batch;
-    const struct attn_shape *shape;
 };
 
 // One row of sampling parameters, in device memory.
@@ -561,14 +561,10 @@ struct ops {
     void (*norm_back)(struct device *, void *dx, float *dw, float *db, const void *dy,
                       const struct norm_args *, const struct norm_shape *, bool add);
 
-    // Rotates in place.
+    // Rotates in place, and stores.
     void (*rope)(struct device *, void *qkv, const struct rope_args *);
-
     // In place.
     void (*kv_round)(struct device *, void *x, const struct kv_heads *);
-    // rope (sign 1) of the queries and keys of every row of qkv, where there is a table; then
-    // stores the keys and values of every row at its slot in the layer of the pool.
-    void (*rope_store)(struct device *, void *qkv, const struct rope_store *);
     // out (T, n_heads * attn_value_dim()) from the queries of qkv and, of a paged batch, the keys
     // and values in a layer of the pool; of a packed one (kv NULL) those of qkv. lse (T, n_heads)
     // f32, the log-sum-exp of each row's scores, the sink's included; NULL: not wanted, as of a

@@ -116,10 +116,10 @@ void latent_attention(struct model *m, int l, const struct batch_view *batch,
     latent_queries(m, l, batch, rows);
     latent_keys(m, l, batch, rows);
     m->ops->latent_matmul(m->dev, m->qkv, rows->q, rows->keys, w, &shape);
-    if (kv)
-        m->ops->rope_store(
-            m->dev, m->qkv,
-            &(struct rope_store){.kv = kv, .layer = l, .batch = batch, .shape = &m->attn[l]});
+    struct rope_args store = rope_of_batch(NULL, 0, batch, &m->attn[l], 1);
+    store.kv = kv;
+    store.layer = l;
+    if (kv) m->ops->rope(m->dev, m->qkv, &store);
     m->ops->attn(m->dev, m->latent_out, lse, m->qkv, kv, l, batch, &m->attn[l]);
     m->ops->latent_matmul(m->dev, out, m->latent_out, NULL, w, &shape);
 }

@@ -681,18 +681,16 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
     const bool own = c->layers[l].kv_from < 0;
     const bool apart = !own || rope < 0 || c->query_rope || (c->block & QK_NORM_LATE) ||
                        c->ropes[rope].interleaved;
-    const struct rope_store store = {.table = apart ? NULL : m->ropes[rope],
-                                     .rot_dim = apart ? 0 : c->ropes[rope].dim,
-                                     .kv = kv,
-                                     .layer = l,
-                                     .batch = batch,
-                                     .shape = &m->attn[l]};
+    struct rope_args store = rope_of_batch(apart ? NULL : m->ropes[rope],
+                                           apart ? 0 : c->ropes[rope].dim, batch, &m->attn[l], 1);
+    store.kv = kv;
+    store.layer = l;
     project_qkv(m, l, m->qkv, m->gate, batch->n_tokens, rounded);
     if (apart)
         encode_heads(m, l, m->qkv, m->qkv, NULL, batch);
     else if (c->block & QK_NORM)
         normalise_heads(m, l, m->qkv, NULL, batch->n_tokens);
-    if (own) m->ops->rope_store(m->dev, m->qkv, &store);
+    if (own) m->ops->rope(m->dev, m->qkv, &store);
 }
 
 // From m->normed to what attention gives, which is returned.

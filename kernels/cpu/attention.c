@@ -474,39 +474,3 @@ void cpu_attn_back(struct device *dev, void *dqkv, float *dsinks, const void *do
                &(struct pass){qkv, NULL, 0, batch, shape, (float *)out, (float *)lse, dqkv, dout});
     if (dsinks) sinks_back(dsinks, dout, out, lse, batch->n_tokens, shape);
 }
-
-// The heads of a row's keys, or of its values, into a slot of the pool.
-static void store_heads(const struct kv_view *kv, int layer, int64_t slot, const float *from,
-                        const struct attn_shape *shape, bool values)
-{
-    const struct kv_layer *l = &kv->layers[layer];
-    const int dim = shape->head_dim, n = shape->n_kv_heads, size = kv->block_size;
-    const int64_t at = l->offset + slot * l->width;
-    void *pool = values ? kv->v : kv->k;
-    if (kv->dt != DT_E4M3) memcpy((float *)pool + at, from, (size_t)n * dim * sizeof *from);
-    for (int h = 0; h < n && kv->dt == DT_E4M3; h++) {
-        const int64_t scale = kv_scale_at(slot / size, (int)(slot % size), size, n, h, values);
-        kv->scales[l->scales + scale] =
-            cpu_quantise_row((uint8_t *)pool + at + h * dim, from + (int64_t)h * dim, dim);
-    }
-}
-
-void cpu_rope_store(struct device *dev, void *qkv, const struct rope_store *store)
-{
-    const struct attn_shape *shape = store->shape;
-    const struct batch_view *batch = store->batch;
-    if (!cpu_is_f32(dev, "rope_store", shape->dt)) return;
-    const struct rope_args rope = rope_of_batch(store->table, store->rot_dim, batch, shape, 1);
-    if (rope.table) cpu_rope(dev, qkv, &rope);
-    const int64_t width = (int64_t)shape->n_kv_heads * shape->head_dim;
-#pragma omp parallel for if (batch->n_tokens * width > PARALLEL_WORK)
-    for (int row = 0; row < batch->n_tokens; row++) {
-        const int64_t slot = batch->slots[row];
-        const float *keys = (const float *)qkv + row * attn_row_width(shape) +
-                            (int64_t)shape->n_heads * shape->head_dim;
-        if (slot < 0) continue;
-        store_heads(store->kv, store->layer, slot, keys, shape, false);
-        if (shape->latent == 0)
-            store_heads(store->kv, store->layer, slot, keys + width, shape, true);
-    }
-}

@@ -185,7 +185,8 @@ void cpu_kv_round(struct device *dev, void *x, const struct kv_heads *heads)
 
 // ---- rotation ----------------------------------------------------------------------------------
 
-// Rotary position embedding, in place, from a table of cosines and sines.
+// Rotary position embedding, in place, from a table of cosines and sines, and storing keys and
+// values into the block pool.
 // The pairs lie `step` floats apart, the two of a pair `apart`.
 VEC_INLINE void rotate(float *x, const float *angle, int half, float sign, int step, int apart)
 {
@@ -198,21 +199,42 @@ VEC_INLINE void rotate(float *x, const float *angle, int half, float sign, int s
     }
 }
 
+// The heads of a row's keys, or of its values, into a slot of the pool.
+static void store_heads(const struct rope_args *a, int64_t slot, const float *from, bool values)
+{
+    const struct kv_view *kv = a->kv;
+    const struct kv_layer *layer = &kv->layers[a->layer];
+    const int dim = a->head_dim, n = a->n_kv_heads, size = kv->block_size;
+    const int64_t at = layer->offset + slot * layer->width;
+    void *pool = values ? kv->v : kv->k;
+    if (kv->dt != DT_E4M3) memcpy((float *)pool + at, from, (size_t)n * dim * sizeof *from);
+    for (int h = 0; h < n && kv->dt == DT_E4M3; h++) {
+        const int64_t scale = kv_scale_at(slot / size, (int)(slot % size), size, n, h, values);
+        kv->scales[layer->scales + scale] =
+            cpu_quantise_row((uint8_t *)pool + at + h * dim, from + (int64_t)h * dim, dim);
+    }
+}
+
 void cpu_rope(struct device *dev, void *qkv, const struct rope_args *args)
 {
     if (!cpu_is_f32(dev, "rope", args->dt)) return;
-    const int half = args->rot_dim / 2, n = args->n;
-    const float sign = args->sign;
-#pragma omp parallel for if ((int64_t)args->rows * n * args->rot_dim > PARALLEL_WORK)
+    const int half = args->rot_dim / 2, dim = args->head_dim, n = args->table ? args->n : 0;
+    const int behind = args->n_heads + args->n_kv_heads; // of which the values lie; latent: none
+#pragma omp parallel for if (args->rows * args->stride > PARALLEL_WORK)
     for (int r = 0; r < args->rows; r++) {
-        const float *angle = args->table + (int64_t)args->positions[r] * half * 2;
+        float *row = (float *)qkv + r * args->stride;
         for (int h = 0; h < n; h++) {
-            float *head = (float *)qkv + r * args->stride + (int64_t)h * args->head_dim;
+            const float *angle = args->table + (int64_t)args->positions[r] * half * 2;
+            float *head = row + (int64_t)h * dim;
             if (args->interleaved)
-                rotate(head, angle, half, sign, 2, 1);
+                rotate(head, angle, half, args->sign, 2, 1);
             else
-                rotate(head, angle, half, sign, 1, half);
+                rotate(head, angle, half, args->sign, 1, half);
         }
+        if (!args->kv || args->slots[r] < 0) continue;
+        store_heads(args, args->slots[r], row + (int64_t)args->n_heads * dim, false);
+        if ((int64_t)behind * dim < args->stride)
+            store_heads(args, args->slots[r], row + (int64_t)behind * dim, true);
     }
 }
 

@@ -257,7 +257,7 @@ OP_BACK(attn_back, "attn_back", attn_loss);
 
 /* Paged: sequences with a context and some rows at its end (layout 0: decode, 1: chunks of
  * prefill), the last one padding. Layer 1 of a pool of two layers; blocks in random order.
- * rope_store writes the rows' keys and values first, so one case covers both operations. */
+ * rope writes the rows' keys and values first, so one case covers both operations. */
 static const struct {
     int context, rows;
 } paged_layouts[][6] = {

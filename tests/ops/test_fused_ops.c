@@ -1,6 +1,6 @@
 /* test_fused_ops.c: an operation that stands for several gives their bits, on each device and in
- * each dtype: rope_store (rope, rope_store without a table), matmul with act, norm with codes
- * (norm, quantise). And scratch memory may be asked for any number of times. */
+ * each dtype: rope with a pool (rope, storing alone), matmul with act, norm with codes (norm,
+ * quantise). And scratch memory may be asked for any number of times. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
@@ -56,10 +56,12 @@ static void check_rope_store_into(enum dtype pool_dt, int rows, int heads, int k
     char name[80];
     snprintf(name, sizeof name, "rope_store %d rows, %d + 2 x %d heads of %d, %d rotated, %s", rows,
              heads, kv_heads, dim, rot, dtype_name(pool_dt));
-    const struct rope_store store = {table, rot, &kv[1], 1, &batch, &shape};
+    struct rope_args store = rope;
+    store.kv = &kv[1];
+    store.layer = 1;
     ops->rope(dev, qkv, &rope);
     op_kv_store(&kv[0], 1, qkv, &batch, &shape);
-    ops->rope_store(dev, other, &store);
+    ops->rope(dev, other, &store);
     assert_same_bytes(name, other, qkv, qkv_bytes);
     assert_same_bytes(name, kv[1].k, kv[0].k, pool);
     assert_same_bytes(name, kv[1].v, kv[0].v, pool);

@@ -378,7 +378,14 @@ ON_EACH_DEVICE(random_numbers)
 static void nothing_of_rows(void *x)
 {
     const struct gate_args gate = {x, x, 0, 8, 8, GATE_SILU, dt, 8};
-    const struct rope_args rope = {x, x, 0, 2, 8, 8, 16, 1, false, dt};
+    const struct rope_args rope = {.table = x,
+                                   .positions = x,
+                                   .n = 2,
+                                   .head_dim = 8,
+                                   .rot_dim = 8,
+                                   .stride = 16,
+                                   .sign = 1,
+                                   .dt = dt};
     const struct norm_args norm = {.x = x, .w = x, .rstd = x};
     const struct norm_shape norms = {NORM_RMS, 0, 8, 1, 8, 1e-6f, dt, false};
     const struct attn_shape heads = {.n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .dt = dt};

@@ -105,8 +105,10 @@ void *normal_on_device(enum dtype as, size_t n, float scale, uint64_t seed)
 void op_kv_store(const struct kv_view *kv, int layer, void *qkv, const struct batch_view *batch,
                  const struct attn_shape *shape)
 {
-    ops->rope_store(dev, qkv,
-                    &(struct rope_store){.kv = kv, .layer = layer, .batch = batch, .shape = shape});
+    struct rope_args store = rope_of_batch(NULL, 0, batch, shape, 1);
+    store.kv = kv;
+    store.layer = layer;
+    ops->rope(dev, qkv, &store);
 }
 
 void assert_same_bytes(const char *what, const void *a, const void *b, size_t bytes)

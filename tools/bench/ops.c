@@ -70,7 +70,7 @@ struct ops_bench {
     struct act_shape act;
     struct latent_shape latent;
     struct lora_args lora;
-    struct rope_store store;
+    struct rope_args store;
     struct moments moments;
 };
 
@@ -185,11 +185,8 @@ static void set_attention(struct ops_bench *o)
     for (int i = 0; i < RUNS; i++)
         o->layers[i] = (struct kv_layer){.offset = read ? i % o->copies * pool : 0,
                                          .width = kv_heads * c->head_dim};
-    o->store = (struct rope_store){.table = o->table,
-                                   .rot_dim = c->head_dim,
-                                   .kv = &o->kv,
-                                   .batch = &o->view,
-                                   .shape = &o->attn};
+    o->store = rope_of_batch(o->table, c->head_dim, &o->view, &o->attn, 1);
+    o->store.kv = &o->kv;
 }
 
 // Sorted rows, as many of each expert.
@@ -338,8 +335,8 @@ static bool run_attention(struct ops_bench *o, const struct operands *x)
     const struct ops *ops = o->b->ops;
     struct device *dev = o->b->dev;
     switch ((int)o->call->op) {
-    case OP_rope_store:
-        ops->rope_store(dev, x->out, &o->store);
+    case OP_rope:
+        ops->rope(dev, x->out, &o->store);
         break;
     case OP_attn:
         ops->attn(dev, x->out, o->view.packed ? x->more : NULL, x->in,
@@ -490,7 +487,7 @@ static bool attention_cost(const struct ops_bench *o, struct cost *ret)
     const double row = (double)attn_row_width(&o->attn);
     const double latent = LATENT_HEADS * 128.0 * LATENT_RANK; // weights of either matmul
     switch ((int)c->op) {
-    case OP_rope_store:
+    case OP_rope:
         ret->bytes = 2 * e * m * row; // queries are rotated where they are
         break;
     case OP_attn: // of a pool a sequence's keys are read once
@@ -608,7 +605,7 @@ static const struct call calls[] = {
     {OP_matmul, "gate+up, act, in e4m3, rows too", DT_BF16, TRAINED, OF(2 * FFN, HIDDEN), ACT,
      ROUNDED},
     {OP_matmul, "gate+up, act, in f32", DT_F32, {64}, OF(8192, HIDDEN), ACT},
-    {OP_rope_store, "decode at 256 keys", DT_BF16, {16, 256}, ATTENDS(1, 256, DIM)},
+    {OP_rope, "and storing, decode at 256 keys", DT_BF16, {16, 256}, ATTENDS(1, 256, DIM)},
     {OP_attn, "decode at 256 keys", DT_BF16, DECODED, ATTENDS(1, 255, DIM)},
     {OP_attn, "decode at 512 keys", DT_BF16, {64}, ATTENDS(1, 511, DIM)},
     {OP_attn, "decode at 1,024 keys", DT_BF16, {16}, ATTENDS(1, 1023, DIM)},

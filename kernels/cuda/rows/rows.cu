@@ -672,26 +672,19 @@ INLINE void rotate(float &lower, float &upper, float2 angle, float sign)
 // The first n heads of a row are rotated; then, with k, its keys and values are stored.
 template <typename T> struct rope_work : rope_args {
     T *qkv, *k = NULL, *v = NULL; // k, v: of the layer
-    const int32_t *slots = NULL;
-    int n_heads = 0, n_kv_heads = 0, values = 0; // values: elements of a row's
-    int64_t slot_width = 0;                      // elements between tokens of k and v
+    int values = 0;               // elements of a row's
+    int64_t slot_width = 0;       // elements between tokens of k and v
 
     rope_work(void *qkv, const rope_args &rope) : rope_args(rope), qkv((T *)qkv)
     {
         rot_dim = rot_dim / 2 * 2;
-    }
-    rope_work(void *qkv, const struct rope_store *s)
-        : rope_work(qkv, rope_of_batch(s->table, s->rot_dim, s->batch, s->shape, 1))
-    {
-        const struct kv_layer *layer = &s->kv->layers[s->layer];
         if (!table) n = 0;
-        k = (T *)s->kv->k + layer->offset;
-        v = (T *)s->kv->v + layer->offset;
-        slots = s->batch->slots;
-        n_heads = s->shape->n_heads;
-        n_kv_heads = s->shape->n_kv_heads;
+        if (!kv) return;
+        const struct kv_layer &to = kv->layers[layer];
+        k = (T *)kv->k + to.offset;
+        v = (T *)kv->v + to.offset;
         values = (int)stride - (n_heads + n_kv_heads) * head_dim;
-        slot_width = layer->width;
+        slot_width = to.width;
     }
 };
 
@@ -746,11 +739,6 @@ template <typename T> static void launch_rope(struct device *dev, const rope_wor
                               {w.stride * size, w.head_dim * size, w.slot_width * size});
     cuda_launch(dev, "rope and storing", wide ? rope_kernel<T, PAIRS> : rope_kernel<T, 1>,
                 dim3(w.rows, ceil_div(units, (wide ? PAIRS : 1) * THREADS)), THREADS, 0, w);
-}
-
-void cuda_rope(struct device *dev, void *qkv, const struct rope_args *args)
-{
-    with_type(args->dt, [&](auto t) { launch_rope(dev, rope_work<decltype(t)>(qkv, *args)); });
 }
 
 // Heads in e4m3: of each row the last n - first of n heads become numbers that such a pool gives
@@ -827,11 +815,10 @@ void cuda_kv_round(struct device *dev, void *x, const struct kv_heads *heads)
     });
 }
 
-template <typename T>
-static void store_codes(struct device *dev, const rope_work<T> &rope, const struct rope_store *s)
+template <typename T> static void store_codes(struct device *dev, const rope_work<T> &rope)
 {
-    const struct kv_view *kv = s->kv;
-    const struct kv_layer &layer = kv->layers[s->layer];
+    const struct kv_view *kv = rope.kv;
+    const struct kv_layer &layer = kv->layers[rope.layer];
     const int before = rope.n > 0 ? 0 : rope.n_heads; // heads that stay as they are
     const int n = (int)(rope.stride / rope.head_dim) - before, first = rope.n_heads - before;
     T *x = rope.qkv + (int64_t)before * rope.head_dim;
@@ -843,12 +830,12 @@ static void store_codes(struct device *dev, const rope_work<T> &rope, const stru
     launch_heads<true>(dev, w);
 }
 
-void cuda_rope_store(struct device *dev, void *qkv, const struct rope_store *store)
+void cuda_rope(struct device *dev, void *qkv, const struct rope_args *args)
 {
-    with_type(store->shape->dt, [&](auto t) {
-        const rope_work<decltype(t)> w(qkv, store);
-        if (store->kv->dt == DT_E4M3)
-            store_codes(dev, w, store);
+    with_type(args->dt, [&](auto t) {
+        const rope_work<decltype(t)> w(qkv, *args);
+        if (args->kv && args->kv->dt == DT_E4M3)
+            store_codes(dev, w);
         else
             launch_rope(dev, w);
     });
