@@ -298,16 +298,11 @@ static enum status shared_create(struct device *dev, const char *name, struct sh
     cudaError_t error = cudaMemsetAsync(data, 0, shared_size(memory->bytes), state->stream);
     if (error == cudaSuccess) error = cudaStreamSynchronize(state->stream);
     if (error == cudaSuccess) error = cudaIpcGetMemHandle(&handle, data);
-    if (error != cudaSuccess) {
-        st = status_context(status_of(dev, error, "making a CUDA IPC handle"), "shared memory %s",
-                            name);
-        goto out;
-    }
+    if (error != cudaSuccess)
+        CHECK(status_context(status_of(dev, error, "making a CUDA IPC handle"), "shared memory %s",
+                             name));
+    static_assert((sizeof handle + 2) / 3 * 4 < sizeof memory->handle, "a handle has room");
     CHECK(base64_encode(&handle, sizeof handle, &text));
-    if (text.len >= sizeof memory->handle) {
-        st = status_fail(ST_DEVICE, "shared memory %s: handle of %zu characters", name, text.len);
-        goto out;
-    }
     snprintf(memory->handle, sizeof memory->handle, "%s", bytes_text(&text));
     memory->data = data;
 out:

@@ -110,13 +110,12 @@ template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kern
     load_queries<T>(queries, NULL, a, rows, NULL, TILE);
     int position[ROWS];
     float top[ROWS], sum[ROWS], out[ROWS][MAX_DIMS] = {};
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) {
+    unrolled<ROWS>([&](int i) {
         const int r = warp * ROWS + i;
         position[i] = rows.in(r) ? any_row_position(a, t.s, place_of(a, rows, r).row) : -1;
         top[i] = -INFINITY;
         sum[i] = 0;
-    }
+    });
     for (int tile = t.low / KEYS * KEYS; tile <= t.highest; tile += KEYS) {
         __syncthreads();
         load_keys(keys, values, a, t.kv_head, KEYS, [&](int r) -> int64_t {
@@ -145,11 +144,10 @@ template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kern
         const int64_t at = index_of(a, to);
         sum[i] = with_sink(a, to.head, top[i], sum[i]);
         float scale = sum[i] > 0 ? 1.f / sum[i] : 0.f;
-#pragma unroll
-        for (int k = 0; k < MAX_DIMS; k++) {
+        unrolled<MAX_DIMS>([&](int k) {
             int d = k * 32 + lane;
             if (d < value_dims) a.out[at * value_dims + d] = from_f32<T>(out[i][k] * scale);
-        }
+        });
         if (a.lse && lane == 0) a.lse[at] = sum[i] > 0 ? (top[i] + log2f(sum[i])) * LN2 : -INFINITY;
     }
 }
@@ -313,8 +311,7 @@ __global__ void delta_kernel(float *delta, const T *dout, const T *out, int64_t 
         float x[V], y[V];
         load<T, V>(x, dout + i * dims + d);
         load<T, V>(y, out + i * dims + d);
-#pragma unroll
-        for (int k = 0; k < V; k++) sum += x[k] * y[k];
+        unrolled<V>([&](int k) { sum += x[k] * y[k]; });
     }
     sum = lanes_sum(sum);
     if (threadIdx.x % 32 == 0) delta[i] = sum;
@@ -357,8 +354,7 @@ __global__ void __launch_bounds__(N * 32)
         first = t.low / KEYS * KEYS;
         end = t.highest + 1;
         load_queries(kept, kept_too, a, p, dout, KEPT);
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) rows[i] = info_of(a, p, warp * ROWS + i, delta);
+        unrolled<ROWS>([&](int i) { rows[i] = info_of(a, p, warp * ROWS + i, delta); });
     }
     // of the others times ds, and (OF_KEYS) of their gradients times p
     float sum[ROWS][DIMS] = {}, sum_too[ROWS][DIMS] = {};
@@ -377,8 +373,7 @@ __global__ void __launch_bounds__(N * 32)
         float w[ROWS] = {}, ds[ROWS] = {};
         add_dots(w, kept, others, dims);
         add_dots(ds, kept_too, others_too, dims);
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
+        unrolled<ROWS>([&](int i) {
             const row_info &row = rows[OF_KEYS ? 0 : i];
             const key_info &key = keys[i];
             const bool seen =
@@ -386,7 +381,7 @@ __global__ void __launch_bounds__(N * 32)
             const float score = score_log2(a, w[i]);
             w[i] = seen ? exp2f(score - row.lse) : 0.f;
             ds[i] = seen ? w[i] * (ds[i] - row.inner) * a.scale * softcap_slope(a, score) : 0.f;
-        }
+        });
         const int n = min(KEYS, end - tile);
         add_rows(sum, ds, others, stride, dims, n);
         if (OF_KEYS) add_rows(sum_too, w, others_too, stride, dims, n);

@@ -184,8 +184,7 @@ INLINE void attend_latents(computer &c, const attn_args<bf16> &a, const latent_p
         settle(x);
         settle(r.out);
         add_weighted(r.out, x, keys + c.group * (HALF / 64) * COLUMNS_APART);
-#pragma unroll
-        for (int n = 0; n < ROWS / 16; n++) add_row_sums(r.sum, x[n]);
+        unrolled<ROWS / 16>([&](int n) { add_row_sums(r.sum, x[n]); });
         wgmma_wait<0>();
         settle(r.out);
         barrier_arrive(c.stream.is_empty());

@@ -96,8 +96,7 @@ struct mma_tile {
 #pragma unroll
         for (int q = 0; q < DEPTH; q += 16) {
             uint32_t x[warp_rows / 16][4];
-#pragma unroll
-            for (int i = 0; i < warp_rows / 16; i++) left(x[i], from, i0 + i * 16, q);
+            unrolled<warp_rows / 16>([&](int i) { left(x[i], from, i0 + i * 16, q); });
 #pragma unroll
             for (int j = 0; j < warp_cols / 16; j++) {
                 uint32_t y[4];
@@ -189,25 +188,23 @@ template <bool L_ACROSS, bool R_ACROSS> struct plain_tile {
     template <bool ACROSS, typename T>
     static INLINE void fetch(float (&ret)[4], const tile_operand<T> &x, int p0, int p_end)
     {
-#pragma unroll
-        for (int s = 0; s < 4; s++) {
+        unrolled<4>([&](int s) {
             int i, p;
             place_of<ACROSS>(s, i, p);
             p += p0;
             ret[s] = 0;
             if (i < x.n && p < p_end)
                 ret[s] = to_f32(x.at[ACROSS ? p * x.stride + i : i * x.stride + p]);
-        }
+        });
     }
 
     template <bool ACROSS> static INLINE void put(float (&to)[depth][rows + 4], const float (&x)[4])
     {
-#pragma unroll
-        for (int s = 0; s < 4; s++) {
+        unrolled<4>([&](int s) {
             int i, p;
             place_of<ACROSS>(s, i, p);
             to[p][i] = x[s];
-        }
+        });
     }
 
     template <typename T> static INLINE void begin_right(const tile_operand<T> &, int) {}
@@ -227,13 +224,12 @@ template <bool L_ACROSS, bool R_ACROSS> struct plain_tile {
             __syncthreads();
             fetch<L_ACROSS>(x, l, p + depth, p_end);
             fetch<R_ACROSS>(y, r, p + depth, p_end);
-#pragma unroll
-            for (int q = 0; q < depth; q++) {
+            unrolled<depth>([&](int q) {
                 float u[4], v[4];
                 load<float, 4>(u, &left[q][i]);
                 load<float, 4>(v, &right[q][j]);
                 unrolled<4, 4>([&](int f, int g) { sum[f][g] = __fmaf_rn(u[f], v[g], sum[f][g]); });
-            }
+            });
             __syncthreads();
         }
     }
