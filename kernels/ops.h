@@ -79,23 +79,14 @@ struct matmul {
     bool keep;
 };
 
-// Rows of a table that are looked up. A table may hold a part of what the indices number: `rows` of
-// them from `first` on (0 rows: all of them), here and in scatter_args.
+// Rows of a table that are looked up, or that rows of y are added to. A table may hold a part of
+// what the indices number: `rows` of them from `first` on (0 rows: all of them).
 struct gather_args {
     const int32_t *index; // (n) row of the table; may repeat
     int n, width;
     float scale;
-    enum dtype dt;
+    enum dtype dt; // of y, and of a table that is looked up
     int first, rows;
-};
-// Rows of a table to which rows of y are added.
-struct scatter_args {
-    const int32_t *index; // (n) row of the table; may repeat
-    const int32_t *order; // (n) 0..n-1 sorted by index (stable): the sum's order
-    int n, width;
-    float scale;
-    enum dtype dt, table_dt; // of y and of the table
-    int first, rows;         // as in gather_args
 };
 
 enum norm_kind {
@@ -148,8 +139,9 @@ struct rope_args {
     float sign;     // 1; -1: the inverse, which is the backward pass
     bool interleaved;
     enum dtype dt;
-    // Behind it, of rows as of attention, the keys and values of each are stored at its slot in a
-    // layer of the pool (sign 1, not interleaved). kv NULL: they are not.
+    bool rounds; // then these heads become the numbers that a KV cache in e4m3 gives back
+    // Or, of rows as of attention, the keys and values of each are stored at its slot in a layer of
+    // the pool (sign 1, not interleaved). kv NULL: they are not.
     const struct kv_view *kv;
     int layer, n_heads, n_kv_heads;
     const int32_t *slots; // (rows); -1: nothing is stored
@@ -185,14 +177,6 @@ static inline int attn_value_dim(const struct attn_shape *s)
 {
     return s->latent > 0 ? s->latent : s->head_dim;
 }
-
-// Heads whose numbers become those that a KV cache in e4m3 gives back (batch_view.h): the first n
-// of every row.
-struct kv_heads {
-    int rows, n, head_dim;
-    int64_t stride; // elements between rows
-    enum dtype dt;
-};
 
 // Latent attention (DeepSeek-V2, 2024). A token has one latent vector c of `rank` entries and a
 // rotated key r of `rope` entries, which all heads share; w (n_heads * (nope + value), rank) makes
@@ -231,6 +215,7 @@ static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
     args.sign = sign;
     args.interleaved = false;
     args.dt = s->dt;
+    args.rounds = false;
     args.kv = NULL;
     args.layer = 0;
     args.n_heads = s->n_heads;
@@ -550,9 +535,10 @@ struct ops {
     // y(n, width) = scale * table[index[i]]; zeros where the table does not hold that row.
     // Embedding look-up; picking rows.
     void (*gather_rows)(struct device *, void *y, const void *table, const struct gather_args *);
-    // table[index[i]] += scale * y[i], y (n, width), where the table holds that row
-    void (*scatter_add_rows)(struct device *, void *table, const void *y,
-                             const struct scatter_args *);
+    // table[index[i]] += scale * y[i], y (n, width), where the table holds that row; order (n):
+    // 0..n-1 sorted by index (stable), the sum's order
+    void (*scatter_add_rows)(struct device *, void *table, enum dtype table_dt, const void *y,
+                             const int32_t *order, const struct gather_args *);
 
     // y = norm(x); writes rstd, mean and codes. In place (y == x) is allowed.
     void (*norm)(struct device *, void *y, const struct norm_args *, const struct norm_shape *);
@@ -561,10 +547,8 @@ struct ops {
     void (*norm_back)(struct device *, void *dx, float *dw, float *db, const void *dy,
                       const struct norm_args *, const struct norm_shape *, bool add);
 
-    // Rotates in place, and stores.
+    // Rotates in place, and rounds in place or stores.
     void (*rope)(struct device *, void *qkv, const struct rope_args *);
-    // In place.
-    void (*kv_round)(struct device *, void *x, const struct kv_heads *);
     // out (T, n_heads * attn_value_dim()) from the queries of qkv and, of a paged batch, the keys
     // and values in a layer of the pool; of a packed one (kv NULL) those of qkv. lse (T, n_heads)
     // f32, the log-sum-exp of each row's scores, the sink's included; NULL: not wanted, as of a

@@ -18,7 +18,7 @@ extern "C" {
     X(matmul) X(lora) \
     X(gather_rows) X(scatter_add_rows) \
     X(norm) X(norm_back) \
-    X(rope) X(kv_round) X(attn) X(attn_back) \
+    X(rope) X(attn) X(attn_back) \
     X(latent_matmul) X(latent_expand) \
     X(split_gate) X(gate) X(gate_back) \
     X(short_conv) X(short_conv_back) X(delta_rule) X(delta_rule_back) \

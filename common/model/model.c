@@ -624,7 +624,9 @@ static void encode_heads(struct model *m, int l, void *qkv, void *raw,
 void model_round_kv(struct model *m, void *x, int rows, int n, int head_dim, int stride)
 {
     if (m->config->kv_cache == KV_CACHE_AUTO) return;
-    m->ops->kv_round(m->dev, x, &(struct kv_heads){rows, n, head_dim, stride, m->dt});
+    const struct rope_args args = {
+        .rows = rows, .n = n, .head_dim = head_dim, .stride = stride, .dt = m->dt, .rounds = true};
+    m->ops->rope(m->dev, x, &args);
 }
 
 // qkv from m->attn_in, which has no values, or neither keys nor values: keys are values too, while

@@ -36,12 +36,12 @@ void cpu_gather_rows(struct device *dev, void *y, const void *table, const struc
 }
 
 // Each distinct index is one thread's: it adds its rows in the order given.
-void cpu_scatter_add_rows(struct device *dev, void *table, const void *y,
-                          const struct scatter_args *args)
+void cpu_scatter_add_rows(struct device *dev, void *table, enum dtype table_dt, const void *y,
+                          const int32_t *order, const struct gather_args *args)
 {
     if (!cpu_is_f32(dev, "scatter_add_rows", args->dt)) return;
-    if (!cpu_is_f32(dev, "scatter_add_rows", args->table_dt)) return;
-    const int32_t *index = args->index, *order = args->order;
+    if (!cpu_is_f32(dev, "scatter_add_rows", table_dt)) return;
+    const int32_t *index = args->index;
     const int n = args->n, width = args->width;
     const float scale = args->scale;
     float *rows = table;
@@ -173,16 +173,6 @@ void cpu_round_row(float *x, int64_t n, enum gradient_dtype dt)
         x[c] = f32_from_gradient(gradient_code(x[c] * down, dt), dt) * up;
 }
 
-void cpu_kv_round(struct device *dev, void *x, const struct kv_heads *heads)
-{
-    if (!cpu_is_f32(dev, "kv_round", heads->dt)) return;
-    const int dim = heads->head_dim;
-#pragma omp parallel for if ((int64_t)heads->rows * heads->n * dim > PARALLEL_WORK)
-    for (int r = 0; r < heads->rows; r++)
-        for (int h = 0; h < heads->n; h++)
-            cpu_round_row((float *)x + r * heads->stride + (int64_t)h * dim, dim, GRADIENT_E4M3);
-}
-
 // ---- rotation ----------------------------------------------------------------------------------
 
 // Rotary position embedding, in place, from a table of cosines and sines, and storing keys and
@@ -218,18 +208,20 @@ static void store_heads(const struct rope_args *a, int64_t slot, const float *fr
 void cpu_rope(struct device *dev, void *qkv, const struct rope_args *args)
 {
     if (!cpu_is_f32(dev, "rope", args->dt)) return;
-    const int half = args->rot_dim / 2, dim = args->head_dim, n = args->table ? args->n : 0;
+    const int half = args->rot_dim / 2, dim = args->head_dim;
     const int behind = args->n_heads + args->n_kv_heads; // of which the values lie; latent: none
 #pragma omp parallel for if (args->rows * args->stride > PARALLEL_WORK)
     for (int r = 0; r < args->rows; r++) {
         float *row = (float *)qkv + r * args->stride;
-        for (int h = 0; h < n; h++) {
-            const float *angle = args->table + (int64_t)args->positions[r] * half * 2;
+        const float *angle =
+            args->table ? args->table + (int64_t)args->positions[r] * half * 2 : NULL;
+        for (int h = 0; h < args->n; h++) {
             float *head = row + (int64_t)h * dim;
-            if (args->interleaved)
+            if (angle && args->interleaved)
                 rotate(head, angle, half, args->sign, 2, 1);
-            else
+            else if (angle)
                 rotate(head, angle, half, args->sign, 1, half);
+            if (args->rounds) cpu_round_row(head, dim, GRADIENT_E4M3);
         }
         if (!args->kv || args->slots[r] < 0) continue;
         store_heads(args, args->slots[r], row + (int64_t)args->n_heads * dim, false);

@@ -295,10 +295,13 @@ static void *run_packed(const struct scene *s, int junk, const int *cuts)
     if (junk) device_copy(dev, qkv, other, (size_t)junk * row);
     device_copy(dev, qkv + (size_t)junk * row, s->qkv, (size_t)s->n * row);
     const int q_width = s->shape.n_heads * s->shape.head_dim;
-    if (s->in_e4m3)
-        ops->kv_round(dev, qkv + (size_t)q_width * dtype_size(dt),
-                      &(struct kv_heads){n, (s->width - q_width) / s->shape.head_dim,
-                                         s->shape.head_dim, s->width, dt});
+    const struct rope_args rounds = {.rows = n,
+                                     .n = (s->width - q_width) / s->shape.head_dim,
+                                     .head_dim = s->shape.head_dim,
+                                     .stride = s->width,
+                                     .dt = dt,
+                                     .rounds = true};
+    if (s->in_e4m3) ops->rope(dev, qkv + (size_t)q_width * dtype_size(dt), &rounds);
     struct batch_view b = {.n_tokens = n,
                            .n_seqs = n_seqs,
                            .max_query = s->n > junk ? s->n : junk,

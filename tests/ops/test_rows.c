@@ -68,9 +68,8 @@ static void scatter_setup(struct op_test *t)
 
 static void scatter_launch(struct op_test *t, void **d)
 {
-    const struct scatter_args args = {d[2], d[3],   t->p[0], t->p[1], 0.5f,
-                                      dt,   DT_F32, t->p[3], t->p[4]};
-    ops->scatter_add_rows(dev, d[0], d[1], &args);
+    const struct gather_args args = {d[2], t->p[0], t->p[1], 0.5f, dt, t->p[3], t->p[4]};
+    ops->scatter_add_rows(dev, d[0], DT_F32, d[1], d[3], &args);
 }
 
 static void scatter_reference(struct op_test *t, double **v)
@@ -324,8 +323,9 @@ static void check_kv_round(int heads, int dim)
     ops->convert(dev, d, dt, wide, DT_F32, MAX);
     ops->convert(dev, wide, DT_F32, d, dt, MAX);
     from_device(x, wide, sizeof x);
-    ops->kv_round(dev, (char *)d + BESIDE * dtype_size(dt),
-                  &(struct kv_heads){ROWS, heads, dim, stride, dt});
+    const struct rope_args args = {
+        .rows = ROWS, .n = heads, .head_dim = dim, .stride = stride, .dt = dt, .rounds = true};
+    ops->rope(dev, (char *)d + BESIDE * dtype_size(dt), &args);
     ops->convert(dev, wide, DT_F32, d, dt, MAX);
     from_device(got, wide, sizeof got);
     for (int r = 0; r < ROWS; r++)
@@ -385,17 +385,17 @@ static void nothing_of_rows(void *x)
                                    .rot_dim = 8,
                                    .stride = 16,
                                    .sign = 1,
-                                   .dt = dt};
+                                   .dt = dt,
+                                   .rounds = true};
     const struct norm_args norm = {.x = x, .w = x, .rstd = x};
     const struct norm_shape norms = {NORM_RMS, 0, 8, 1, 8, 1e-6f, dt, false};
     const struct attn_shape heads = {.n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .dt = dt};
     const struct act_shape act = {0, 8, ACT_SILU, true, dt, 0, 0};
     ops->gather_rows(dev, x, x, &(struct gather_args){x, 0, 8, 1, dt, 0, 0});
-    ops->scatter_add_rows(dev, x, x, &(struct scatter_args){x, x, 0, 8, 1, dt, DT_F32, 0, 0});
+    ops->scatter_add_rows(dev, x, DT_F32, x, x, &(struct gather_args){x, 0, 8, 1, dt, 0, 0});
     ops->norm(dev, x, &norm, &norms);
     ops->norm_back(dev, x, NULL, NULL, x, &norm, &norms, false);
     ops->rope(dev, x, &rope);
-    ops->kv_round(dev, x, &(struct kv_heads){0, 1, 8, 8, dt});
     ops->split_gate(dev, x, x, x, 0, &heads, false);
     ops->gate(dev, x, &gate);
     ops->gate_back(dev, x, x, x, &gate);

@@ -405,9 +405,9 @@ static enum status head_back(struct backward *b, const struct batch *batch, cons
     }
     b->logits_kept = false;
     device_fill(m->dev, b->dx, 0, (size_t)batch_tokens(batch) * (size_t)c->hidden * e);
-    const struct scatter_args rows = {
-        batch_rows_device(batch), batch_rows_order(batch), n, c->hidden, 1.0f, m->dt, m->dt, 0, 0};
-    m->ops->scatter_add_rows(m->dev, b->dx, b->drows, &rows);
+    m->ops->scatter_add_rows(
+        m->dev, b->dx, m->dt, b->drows, batch_rows_order(batch),
+        &(struct gather_args){batch_rows_device(batch), n, c->hidden, 1.0f, m->dt, 0, 0});
 out:
     return st;
 }
@@ -795,8 +795,8 @@ static void table_back(struct backward *b, void *dtable, const void *dx, const s
     const enum dtype dt = b->m->dt;
     const int n = batch_tokens(batch), first = b->m->config->shard.rank * held;
     const int32_t *tokens = batch_view(batch)->tokens, *order = batch_tokens_order(batch);
-    const struct scatter_args rows = {tokens, order, n, width, scale, dt, DT_F32, first, held};
-    if (dtable) ops->scatter_add_rows(b->m->dev, dtable, dx, &rows);
+    const struct gather_args rows = {tokens, n, width, scale, dt, first, held};
+    if (dtable) ops->scatter_add_rows(b->m->dev, dtable, DT_F32, dx, order, &rows);
 }
 
 // From the gradient of the inputs that layers have of their own to their table and their matrix,

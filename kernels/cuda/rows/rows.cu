@@ -77,16 +77,16 @@ __global__ void scatter_kernel(U *table, const T *y, const int32_t *index, const
     }
 }
 
-void cuda_scatter_add_rows(struct device *dev, void *table, const void *y,
-                           const struct scatter_args *a)
+void cuda_scatter_add_rows(struct device *dev, void *table, enum dtype table_dt, const void *y,
+                           const int32_t *order, const struct gather_args *a)
 {
     with_type(a->dt, [&](auto t) {
-        with_type(a->table_dt, [&](auto u) {
+        with_type(table_dt, [&](auto u) {
             using T = decltype(t);
             using U = decltype(u);
             cuda_launch(dev, "scatter_add_rows", scatter_kernel<T, U>,
                         dim3(a->n, ceil_div(a->width, 4 * THREADS)), THREADS, 0, table, y, a->index,
-                        a->order, a->n, a->width, a->scale, a->first, rows_held(a->rows));
+                        order, a->n, a->width, a->scale, a->first, rows_held(a->rows));
         });
     });
 }
@@ -806,15 +806,6 @@ static void launch_heads(struct device *dev, const head_work<T> &w)
                 ceil_div(n, THREADS / 32), THREADS, 0, w);
 }
 
-void cuda_kv_round(struct device *dev, void *x, const struct kv_heads *heads)
-{
-    with_type(heads->dt, [&](auto t) {
-        using T = decltype(t);
-        launch_heads<false>(
-            dev, head_work<T>{(T *)x, heads->stride, heads->rows, 0, heads->n, heads->head_dim});
-    });
-}
-
 template <typename T> static void store_codes(struct device *dev, const rope_work<T> &rope)
 {
     const struct kv_view *kv = rope.kv;
@@ -833,11 +824,14 @@ template <typename T> static void store_codes(struct device *dev, const rope_wor
 void cuda_rope(struct device *dev, void *qkv, const struct rope_args *args)
 {
     with_type(args->dt, [&](auto t) {
-        const rope_work<decltype(t)> w(qkv, *args);
+        using T = decltype(t);
+        const rope_work<T> w(qkv, *args);
         if (args->kv && args->kv->dt == DT_E4M3)
             store_codes(dev, w);
         else
             launch_rope(dev, w);
+        if (args->rounds)
+            launch_heads<false>(dev, head_work<T>{w.qkv, w.stride, w.rows, 0, args->n, w.head_dim});
     });
 }
 
