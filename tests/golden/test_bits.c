@@ -47,7 +47,7 @@ static void one_model(void **state)
 
 int main(int argc, char **argv)
 {
-    struct dirent **list;
+    static struct dirent **list; // to the end: the tests' names are in it
     const bool print = argc > 1 && strcmp(argv[1], "--print") == 0;
     const char *root = test_path(test_root(), "tests/golden");
     const int n = scandir(root, &list, NULL, alphasort);

@@ -56,11 +56,14 @@ static void check_rope_store_into(enum dtype pool_dt, int rows, int heads, int k
     char name[80];
     snprintf(name, sizeof name, "rope_store %d rows, %d + 2 x %d heads of %d, %d rotated, %s", rows,
              heads, kv_heads, dim, rot, dtype_name(pool_dt));
-    struct rope_args store = rope;
+    struct rope_args store = rope, alone;
     store.kv = &kv[1];
     store.layer = 1;
+    alone = store;
+    alone.table = NULL; // rot_dim then says nothing
+    alone.kv = &kv[0];
     ops->rope(dev, qkv, &rope);
-    op_kv_store(&kv[0], 1, qkv, &batch, &shape);
+    ops->rope(dev, qkv, &alone);
     ops->rope(dev, other, &store);
     assert_same_bytes(name, other, qkv, qkv_bytes);
     assert_same_bytes(name, kv[1].k, kv[0].k, pool);

@@ -485,7 +485,7 @@ template <typename T, bool SCAN> INLINE void solve_row(row_memory<T, SCAN> &w, i
         const auto *read = w.read[0]; // tiles lie one behind the other
         float sum = w.r[t % 16][column];
 #pragma unroll 8
-        for (int j = 0; j < t; j++) sum = fmaf(w.read[0][j][t % 16], to_f32(w.u[j][column]), sum);
+        for (int j = 0; j < t; j++) sum = fmaf(read[j][t % 16], to_f32(w.u[j][column]), sum);
         w.u[t][column] = from_f32<T>(sum);
     }
     for (int i = t + group; i < tile_end(t + 1) && group > 0; i += GROUPS - 1)

@@ -678,7 +678,7 @@ template <typename T> struct rope_work : rope_args {
     rope_work(void *qkv, const rope_args &rope) : rope_args(rope), qkv((T *)qkv)
     {
         rot_dim = rot_dim / 2 * 2;
-        if (!table) n = 0;
+        if (!table) n = rot_dim = 0; // keys are stored as they are, all of them
         if (!kv) return;
         const struct kv_layer &to = kv->layers[layer];
         k = (T *)kv->k + to.offset;
