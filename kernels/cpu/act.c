@@ -11,47 +11,34 @@ static inline float gelu_tanh_2u(float x)
     return 2.0f * 0.7978845608f * fma_f32(0.044715f * x * x, x, x);
 }
 
-static inline float activate(float x, enum act_kind kind)
+// An activation, and how it grows with x. Who takes one of the two does not compute the other.
+struct bent {
+    float value, slope;
+};
+
+static inline struct bent bend(float x, enum act_kind kind)
 {
+    float s;
     switch (kind) {
     case ACT_SILU:
-        return x * sigmoid(x);
+        s = sigmoid(x);
+        return (struct bent){x * s, s * fma_f32(x, 1.0f - s, 1.0f)};
     case ACT_GELU_TANH:
-        return x * sigmoid(gelu_tanh_2u(x));
+        s = sigmoid(gelu_tanh_2u(x));
+        return (struct bent){
+            x * s, fma_f32(x * s * (1.0f - s),
+                           2.0f * 0.7978845608f * fma_f32(3.0f * 0.044715f * x, x, 1.0f), s)};
     case ACT_GELU:
-        return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+        s = 1.0f + erff(x * 0.70710678f);
+        return (struct bent){0.5f * x * s, 0.5f * s + x * 0.3989422804f * expf(-0.5f * x * x)};
     case ACT_RELU2:
-        return x > 0 ? x * x : 0;
+        return (struct bent){x > 0 ? x * x : 0, x > 0 ? 2 * x : 0};
     case ACT_RELU:
-        return x > 0 ? x : 0;
+        return (struct bent){x > 0 ? x : 0, x > 0};
     case ACT_CLAMPED:
-        break; // act_row()
+        break; // act_row(), act_back_row()
     }
-    return x;
-}
-
-static inline float derivative(float x, enum act_kind kind)
-{
-    switch (kind) {
-    case ACT_SILU: {
-        float s = sigmoid(x);
-        return s * fma_f32(x, 1.0f - s, 1.0f);
-    }
-    case ACT_GELU_TANH: {
-        float s = sigmoid(gelu_tanh_2u(x));
-        float slope = 2.0f * 0.7978845608f * fma_f32(3.0f * 0.044715f * x, x, 1.0f);
-        return fma_f32(x * s * (1.0f - s), slope, s);
-    }
-    case ACT_GELU:
-        return 0.5f * (1.0f + erff(x * 0.70710678f)) + x * 0.3989422804f * expf(-0.5f * x * x);
-    case ACT_RELU2:
-        return x > 0 ? 2 * x : 0;
-    case ACT_RELU:
-        return x > 0;
-    case ACT_CLAMPED:
-        break; // act_back_row()
-    }
-    return 1.0f;
+    return (struct bent){x, 1};
 }
 
 // One row with a kind known to the compiler, and whether it is gated, so that the loop has no
@@ -87,7 +74,7 @@ VEC_INLINE void act_row(float *y, const float *x, const struct act_shape *s, boo
     for (int c = 0; c < s->width; c++) {
         const float u = gated ? up[c] : 1.0f, g = at_most(x[c], limit);
         y[c] = kind == ACT_CLAMPED ? g * sigmoid(alpha * g) * (clamped(u, limit) + 1.0f)
-                                   : activate(x[c], kind) * u;
+                                   : bend(x[c], kind).value * u;
     }
 }
 
@@ -115,8 +102,9 @@ VEC_INLINE void act_back_row(float *dx, const float *dy, const float *x, const s
             dx[c] = x[c] <= limit ? dy[c] * (open + 1.0f) * slope : 0.0f;
             dup[c] = u == open ? dy[c] * g * share : 0.0f;
         } else {
-            dx[c] = dy[c] * u * derivative(x[c], kind);
-            if (gated) dup[c] = dy[c] * activate(x[c], kind);
+            const struct bent b = bend(x[c], kind);
+            dx[c] = dy[c] * u * b.slope;
+            if (gated) dup[c] = dy[c] * b.value;
         }
     }
 }
@@ -154,10 +142,11 @@ void cpu_softcap_back(struct device *dev, float *dx, const float *capped, int64_
 // ---- gates -------------------------------------------------------------------------------------
 
 // A gate beside a value, its gradient, and the rows of attention whose queries have one.
-static inline float open_to(enum gate_kind kind, float g)
+static inline struct bent open_to(enum gate_kind kind, float g)
 {
-    if (kind == GATE_LINEAR) return g;
-    return kind == GATE_SILU ? g * sigmoid(g) : sigmoid(g);
+    const float s = sigmoid(g);
+    if (kind == GATE_LINEAR) return (struct bent){g, 1};
+    return kind == GATE_SILU ? bend(g, ACT_SILU) : (struct bent){s, s * (1 - s)};
 }
 
 void cpu_gate(struct device *dev, void *y, const struct gate_args *a)
@@ -169,7 +158,7 @@ void cpu_gate(struct device *dev, void *y, const struct gate_args *a)
         const float *g = (const float *)a->g + (int64_t)r * a->g_stride;
         float *out = (float *)y + (int64_t)r * a->width;
 #pragma omp simd
-        for (int c = 0; c < a->width; c++) out[c] = x[c] * open_to(a->kind, g[c]);
+        for (int c = 0; c < a->width; c++) out[c] = x[c] * open_to(a->kind, g[c]).value;
     }
 }
 
@@ -186,11 +175,10 @@ void cpu_gate_back(struct device *dev, void *dx, void *dg, const void *dy,
         float *to_g = (float *)dg + (int64_t)r * a->g_stride;
 #pragma omp simd
         for (int c = 0; c < a->width; c++) {
-            const float s = sigmoid(g[c]), d = grad[c];
-            const float bent = s * (a->kind == GATE_SILU ? fma_f32(g[c], 1 - s, 1) : 1 - s);
-            const float slope = a->kind == GATE_LINEAR ? 1 : bent;
-            to_g[c] = d * x[c] * slope;
-            to_x[c] = d * open_to(a->kind, g[c]);
+            const struct bent b = open_to(a->kind, g[c]);
+            const float d = grad[c];
+            to_g[c] = d * x[c] * b.slope;
+            to_x[c] = d * b.value;
         }
     }
 }

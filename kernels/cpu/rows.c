@@ -1,5 +1,5 @@
-/* rows.c: operations that move or add rows: look-up, scatter, add, column sums, conversion to
- * other types, rotation. Each is one pass over its memory. */
+/* rows.c: operations that move or add rows: look-up, scatter, add, biases, column sums, conversion
+ * to other types, rotation and storing. Each is one pass over its memory. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/e4m3.h"
 #include "common/base/rng.h"
