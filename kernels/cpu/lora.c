@@ -94,20 +94,6 @@ size_t cpu_lora_scratch(int rows, int max_rank, int dropped)
     return (size_t)(rows + BLOCK) * (2 * (size_t)max_rank + (size_t)dropped) * sizeof(float);
 }
 
-// c (m, n) = alpha op(a) b + beta c; a is stored (m, k), or (k, m) where trans_a.
-struct product {
-    int m, n, k;
-    bool trans_a;
-    float alpha, beta;
-    int lda, ldb, ldc;
-};
-
-static void multiply(float *c, const float *a, const float *b, const struct product *p)
-{
-    cblas_sgemm(CblasRowMajor, p->trans_a ? CblasTrans : CblasNoTrans, CblasNoTrans, p->m, p->n,
-                p->k, p->alpha, a, p->lda, b, p->ldb, p->beta, c, p->ldc);
-}
-
 // x: after dropout; it is overwritten where there is any.
 static void part_back(const struct lora_args *l, int part, float *dx, const float *x, float *h,
                       float *dropped)
@@ -118,12 +104,15 @@ static void part_back(const struct lora_args *l, int part, float *dx, const floa
     const int rows = l->rows, k = l->k, r = f->rank, width = l->first[l->n_parts];
     const int n = l->first[part + 1] - l->first[part];
     float *dh = h + (int64_t)rows * r;
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, r, k, 1, x, k, f->a, k, 0, h, r);
-    multiply(g->b, dy, h, &(struct product){n, r, rows, true, f->scale, 1, width, r, r});
-    multiply(dh, dy, f->b, &(struct product){rows, r, n, false, f->scale, 0, width, r, r});
-    multiply(g->a, dh, x, &(struct product){r, k, rows, true, 1, 1, r, k, k});
-    multiply(dropped ? dropped : dx, dh, f->a,
-             &(struct product){rows, k, r, false, 1, dropped ? 0 : 1, r, k, k});
+    const enum CBLAS_ORDER order = CblasRowMajor;
+    const enum CBLAS_TRANSPOSE plain = CblasNoTrans, across = CblasTrans;
+    // h = x a^T; db += scale dy^T h; dh = scale dy b; da += dh^T x; dx += dh a
+    cblas_sgemm(order, plain, across, rows, r, k, 1, x, k, f->a, k, 0, h, r);
+    cblas_sgemm(order, across, plain, n, r, rows, f->scale, dy, width, h, r, 1, g->b, r);
+    cblas_sgemm(order, plain, plain, rows, r, n, f->scale, dy, width, f->b, r, 0, dh, r);
+    cblas_sgemm(order, across, plain, r, k, rows, 1, dh, r, x, k, 1, g->a, k);
+    cblas_sgemm(order, plain, plain, rows, k, r, 1, dh, r, f->a, k, dropped ? 0 : 1,
+                dropped ? dropped : dx, k);
     if (dropped) drop(l, part, dx, dropped, true);
 }
 
