@@ -317,11 +317,19 @@ enum status batch_commit(struct batch *b, int pad_seqs, int pad_rows)
     return ST_OK;
 }
 
-// What stands before the lists, and the block table, in a batch's bytes.
+// clang-format off
+// What stands before the lists, and the block table, in a batch's bytes: its name there and here.
+#define WRITTEN(X) \
+    X(n_tokens, n_tokens) X(n_seqs, n_seqs) X(n_rows, n_rows) X(kind, kind) \
+    X(padded_rows, padded_rows) X(block_size, block_size) \
+    X(tokens, view.n_tokens) X(seqs, view.n_seqs) X(max_query, view.max_query) \
+    X(max_context, view.max_context) X(depth, view.depth) X(table_stride, view.table_stride)
+// clang-format on
 struct written {
     uint64_t list_bytes;
-    int32_t n_tokens, n_seqs, n_rows, kind, padded_rows, block_size, tokens, seqs;
-    int32_t max_query, max_context, depth, table_stride;
+#define X(name, field) int32_t name;
+    WRITTEN(X)
+#undef X
 };
 
 // Bytes of a list that a committed batch has a use for: a decode step's are few beside its room.
@@ -333,19 +341,10 @@ static size_t used_bytes(const struct batch *b, enum list list)
 
 enum status batch_write(const struct batch *b, struct bytes *to)
 {
-    const struct written w = {.list_bytes = b->bytes,
-                              .n_tokens = b->n_tokens,
-                              .n_seqs = b->n_seqs,
-                              .n_rows = b->n_rows,
-                              .kind = b->kind,
-                              .padded_rows = b->padded_rows,
-                              .block_size = b->block_size,
-                              .tokens = b->view.n_tokens,
-                              .seqs = b->view.n_seqs,
-                              .max_query = b->view.max_query,
-                              .max_context = b->view.max_context,
-                              .depth = b->view.depth,
-                              .table_stride = b->view.table_stride};
+    struct written w = {.list_bytes = b->bytes};
+#define X(name, field) w.name = b->field;
+    WRITTEN(X)
+#undef X
     bytes_append(to, &w, sizeof w);
     for (int i = 0; i < LIST_COUNT; i++) bytes_append(to, b->host[i], used_bytes(b, (enum list)i));
     return bytes_status(to);
@@ -362,18 +361,9 @@ enum status batch_read(struct batch *b, const void *data, size_t n)
         w.tokens > b->max_tokens || w.padded_rows > b->max_rows || w.table_stride > b->max_blocks)
         return status_fail(ST_FORMAT, "a batch of %zu bytes does not fit one of %d tokens", n,
                            b->max_tokens);
-    b->n_tokens = w.n_tokens;
-    b->n_seqs = w.n_seqs;
-    b->n_rows = w.n_rows;
-    b->kind = w.kind;
-    b->padded_rows = w.padded_rows;
-    b->block_size = w.block_size;
-    b->view.max_query = w.max_query;
-    b->view.max_context = w.max_context;
-    b->view.depth = w.depth;
-    b->view.table_stride = w.table_stride;
-    b->view.n_tokens = w.tokens;
-    b->view.n_seqs = w.seqs;
+#define X(name, field) b->field = w.name;
+    WRITTEN(X)
+#undef X
     for (int i = 0; i < LIST_COUNT; i++) whole += used_bytes(b, (enum list)i);
     if (n != whole) return status_fail(ST_FORMAT, "a batch of %zu bytes is not whole", n);
     for (int i = 0; i < LIST_COUNT; i++) {
