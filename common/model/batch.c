@@ -382,10 +382,6 @@ int batch_tokens(const struct batch *b)
 {
     return b->n_tokens;
 }
-int batch_first_row(const struct batch *b, int seq)
-{
-    return b->host[LIST_QUERY_START][seq];
-}
 int batch_rows(const struct batch *b)
 {
     return b->padded_rows;

@@ -56,8 +56,7 @@ enum status batch_read(struct batch *b, const void *data, size_t n);
 
 const struct batch_view *batch_view(const struct batch *b);
 int batch_tokens(const struct batch *b); // T without padding
-int batch_first_row(const struct batch *b, int seq);
-int batch_rows(const struct batch *b); // wanted rows, padding included after commit
+int batch_rows(const struct batch *b);   // wanted rows, padding included after commit
 const int32_t *batch_rows_device(const struct batch *b); // (batch_rows) i32, device
 // (batch_rows) i32, device: 0.. sorted by row, for scatter_add_rows; and the same for the tokens
 const int32_t *batch_rows_order(const struct batch *b);

@@ -168,6 +168,12 @@ out:
     return st;
 }
 
+// A sequence is a prompt and its completion, and those before it are.
+static int first_row(const struct golden *g, int seq)
+{
+    return seq * g->prompt + g->first[seq];
+}
+
 // One packed sequence a row of input_ids, up to its completion's end; targets are the completions.
 static enum status fill_batch(struct golden *g)
 {
@@ -177,12 +183,12 @@ static enum status fill_batch(struct golden *g)
     enum status st = ST_OK;
     batch_clear(g->batch);
     for (int s = 0; s < g->n_seqs; s++) {
-        int n = 0, seq;
+        int n = 0;
         while (n < g->completion && mask[s * g->completion + n] != 0) n++;
         CHECK(batch_add_packed(g->batch, ids + s * width, g->prompt + n, -1, g->base_info ? 0 : -1,
-                               &seq));
+                               NULL));
         for (int i = 0; i < n; i++) {
-            CHECK(batch_want_row(g->batch, batch_first_row(g->batch, seq) + g->prompt - 1 + i));
+            CHECK(batch_want_row(g->batch, first_row(g, s) + g->prompt - 1 + i));
             g->targets[g->first[s] + i] = ids[s * width + g->prompt + i];
         }
         g->first[s + 1] = g->first[s] + n;
@@ -299,7 +305,7 @@ static enum status model_logits(struct golden *g, struct model *model, float **r
     model_forward(model, batch_view(g->batch), NULL, NULL, &x);
     for (int s = 0; s < g->n_seqs; s++)
         for (int i = 0; i < g->prompt + g->first[s + 1] - g->first[s]; i++) {
-            int32_t index = batch_first_row(g->batch, s) + i;
+            int32_t index = first_row(g, s) + i;
             device_copy_in(g->dev, device_row, &index, sizeof index);
             model_head(model, x, device_row, 0, 1);
             device_copy_out(g->dev, all + (size_t)(s * width + i) * (size_t)vocab, model->logits,
@@ -324,7 +330,7 @@ static enum status check_logits(struct golden *g, struct model *model, const flo
     CHECK(model_logits(g, model, &have));
     for (int s = 0; s < g->n_seqs; s++)
         for (int i = 0; i < g->prompt + g->first[s + 1] - g->first[s]; i++) {
-            if (use_row && !use_row[batch_first_row(g->batch, s) + i]) continue;
+            if (use_row && !use_row[first_row(g, s) + i]) continue;
             size_t row = (size_t)(s * width + i) * (size_t)vocab;
             for (size_t v = row; v < row + (size_t)vocab; v++) {
                 widen(&largest, fabs((double)want[v]));
@@ -367,8 +373,7 @@ static enum status mark_same_experts(struct golden *g, const struct tape *x, con
         device_copy_out(g->dev, b, y->layers[l].routing.expert, bytes);
         CHECK(device_sync(g->dev));
         for (int s = 0; s < g->n_seqs; s++) {
-            int first = batch_first_row(g->batch, s),
-                end = s + 1 < g->n_seqs ? batch_first_row(g->batch, s + 1) : rows;
+            int first = first_row(g, s), end = s + 1 < g->n_seqs ? first_row(g, s + 1) : rows;
             for (int r = first; r < end; r++) {
                 qsort(a + r * k, (size_t)k, sizeof *a, compare_ints);
                 qsort(b + r * k, (size_t)k, sizeof *b, compare_ints);
