@@ -27,6 +27,7 @@
 #include "kernels/cuda/attention/attn_rows.cuh"
 #include "kernels/cuda/hopper.cuh"
 #include <algorithm>
+#include <numeric>
 
 #define WARPS      (CHUNK_KEYS / TILE_KEYS) // of a team, that compute: a tile each
 #define TEAM       (WARPS * 32 + 32)        // threads
@@ -677,8 +678,10 @@ template <int HD, bool E4M3, int N> static void launch(struct device *dev, const
         auto rounds = [&](int blocks) { return ceil_div(tasks, blocks * sms) * blocks; };
         for (int more = 3; p.whole && more <= most; more++)
             if (rounds(more) <= rounds(per_sm)) per_sm = more;
-        const int blocks =
+        int blocks =
             p.whole ? std::min(tasks, per_sm * sms) : even_groups(runs, b.n_seqs) * p.tasks;
+        // Beside a prompt only first tiles of rows have any, which every block then meets by turns.
+        while (p.whole && blocks < tasks && std::gcd(blocks, p.row_tiles) > 1) blocks--;
         // of an SM's memory 1 KB a block is the system's
         const int joins = p.whole ? 0 : sizeof(join_memory<HD, N>);
         const int room = (state->max_shared + 1024) / per_sm - 1024 - joins;
