@@ -318,11 +318,10 @@ static void log_once(struct unknown_fields *unknown, const char *name, const cha
              body, unknown->n_logged == max ? "; no further names are logged" : "");
 }
 
-// What is not in the table. Bodies that only ask for an adapter or other weights have always been
-// taken whatever else stood in them.
+// What is not in the table. vLLM's and Atropos' clients send more of an adapter than is read here.
 static enum status check_unknown(const char *name, enum body body, struct unknown_fields *unknown)
 {
-    const bool lenient = body & (BODY_LORA | BODY_ADAPTER | BODY_RELOAD);
+    const bool lenient = body & (BODY_LORA | BODY_ADAPTER);
     if (!lenient && !(unknown && unknown->accept)) return unknown_field(name, body);
     if (!unknown) return ST_OK;
     pthread_mutex_lock(&logging);
