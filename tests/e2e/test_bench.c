@@ -84,6 +84,15 @@ TEST(bad_methods_are_named)
     assert_contains(said, "guess:2");
 }
 
+TEST(too_many_tokens_are_named_by_their_option)
+{
+    const char *model = test_path(test_root(), "tools/demo-model"); // 128 positions
+    char *said = test_output(1, args("%s speculative --model %s --methods off --device cpu",
+                                     test_binary("cw-bench"), model));
+    assert_contains(said, "--tokens 128");
+    assert_null(strstr(said, "--max-context"));
+}
+
 // Operations of a pass, as its limit counts them, of a model with n experts of which a row is given
 // to two.
 static double operations(const char *folder, int n)

@@ -326,9 +326,9 @@ static enum status open_executors(struct comparison *c, int batch, int repeat)
     const struct bench *b = c->b;
     // Room for drafts and for the block a running sample that admission keeps back: the batch is to
     // be what is asked for.
-    const int wanted = c->longest_prompt + c->tokens, roomy = wanted + 4 * BLOCK;
+    const int roomy = c->longest_prompt + c->tokens + 4 * BLOCK;
     const int positions = b->config->max_positions;
-    const int context = wanted > positions || roomy < positions ? roomy : positions;
+    const int context = roomy < positions ? roomy : positions;
     const int64_t n_blocks = (int64_t)batch * ((context + BLOCK - 1) / BLOCK);
     for (int i = 0; i < c->n_arms; i++) {
         struct arm *arm = &c->arms[(i + repeat) % c->n_arms];
@@ -456,6 +456,10 @@ static enum status compare(struct bench *b, const char *name)
     CHECK(read_methods(&c));
     make_room_for_drafts(&c);
     CHECK(load_prompts(&c));
+    if (c.longest_prompt + c.tokens > b->config->max_positions)
+        FAIL(ST_INVALID,
+             "prompts of up to %d tokens and --tokens %d are over the model's %d: ask for fewer",
+             c.longest_prompt, c.tokens, b->config->max_positions);
     figures = malloc((size_t)(c.n_arms + 2) * rounds * sizeof *figures);
     c.results = json_array();
     if (!figures || !c.results) FAIL(ST_NO_MEMORY, "no memory for %zu rounds", rounds);
