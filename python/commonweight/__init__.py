@@ -201,8 +201,11 @@ class Bridge:
     time, and views of its tensors end with it."""
 
     def __init__(self, path=None, library=None):
-        beside = BIN / "libcommonweight-bridge.so.0"
-        self.lib = ctypes.CDLL(library or (str(beside) if beside.exists() else beside.name))
+        name = "libcommonweight-bridge.so.0"
+        server = shutil.which("cw-infer-server")  # a built tree has the library beside it
+        folders = [BIN, *([pathlib.Path(server).resolve().parent] if server else [])]
+        beside = next((str(f / name) for f in folders if (f / name).exists()), name)
+        self.lib = ctypes.CDLL(library or beside)
         for name in ("message", "error_words", "role_at", "socket", "model"):
             getattr(self.lib, "cw_bridge_" + name).restype = ctypes.c_char_p
         self.lib.cw_bridge_version.restype = ctypes.c_uint64

@@ -162,13 +162,14 @@ static const char *serve_demo(const char *modules)
     return python;
 }
 
+// The library is found beside the server on the PATH.
 TEST(pytorch_trains_in_place)
 {
     const char *python = serve_demo("torch, transformers");
     char *text = test_output(
-        0, args("%s %s --bridge %s --library %s --prompt 27+35= --completion 99 --steps 20", python,
-                test_path(test_root(), "python/train_in_place.py"), server.bridge,
-                test_binary("libcommonweight-bridge.so.0")));
+        0, args("env PATH=%s:%s %s %s --bridge %s --prompt 27+35= --completion 99 --steps 20",
+                test_binary("."), getenv("PATH"), python,
+                test_path(test_root(), "python/train_in_place.py"), server.bridge));
     assert_contains(text, "before: '52'"); // as README.md's first request gets it
     assert_contains(text, "after: '99' version 42");
 }
