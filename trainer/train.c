@@ -79,7 +79,8 @@ static enum status check_best_metric(const struct train_config *c, const struct 
     enum status st = ST_OK;
     if (!strstr(bytes_text(&names), bytes_text(&name)))
         st = status_fail(ST_INVALID,
-                         "--metric-for-best-model %s: evaluations with --reward %s give%s",
+                         "--metric-for-best-model %s: evaluations with --reward %s give%s"
+                         "(--num-generations-eval N: pass@K and maj@N too)",
                          c->best_metric, c->reward.names, bytes_text(&names));
     bytes_release(&names);
     bytes_release(&name);

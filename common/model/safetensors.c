@@ -321,6 +321,8 @@ enum status safetensors_open(const char *folder, struct safetensors **ret)
     }
     if (!file_exists(index_path)) {
         st = safetensors_open_file(path, ret);
+        if (st == ST_NOT_FOUND && !file_exists(folder))
+            FAIL(ST_NOT_FOUND, "%s: no such folder", folder);
         if (st == ST_NOT_FOUND)
             FAIL(ST_NOT_FOUND,
                  "%s: neither model.safetensors nor model.safetensors.index.json is there; "

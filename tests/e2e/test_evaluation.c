@@ -137,7 +137,7 @@ TEST_IN(the_best_is_of_the_reward, scene_open)
     assert_false(said(s, "another reward"));
     assert_train(s, 2, "no", COUNTS "2 --metric-for-best-model maj@4", reward, s->data);
     assert_said(s, "--metric-for-best-model maj@4: evaluations with --reward exact,command:sh ");
-    assert_said(s, " give reward accuracy");
+    assert_said(s, " give reward accuracy (--num-generations-eval N: pass@K and maj@N too)");
     // and the samples of each are kept, though nobody asks for those of steps
     char *lines = test_read(test_path(s->folder, "run/rollouts/eval-step-1.jsonl"));
     assert_contains(lines, "{\"line\":1,\"sample\":0,\"prompt\":\"0+3=\",\"answer\":\"3\",");

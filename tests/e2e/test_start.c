@@ -71,13 +71,29 @@ TEST_IN(second_runs, scene_open)
 // A folder that does not fit is found out before anything is written.
 TEST_IN(start_that_does_not_fit, scene_open)
 {
-    const char *other = test_path(test_folder(), "m");
+    const char *other = s->folder; // of runs, and no model
     assert_train(s, 0, "first", "--max-steps 1");
     assert_train(s, 1, "a", "--max-steps 1 --start-from %s", other);
     assert_said(s, "error: --start-from ");
     assert_said(s, "model.safetensors");
     daemon_holds(&s->daemon, "policy", latest(s, "first"));
     assert_weights(s, s->model, 1, "/first", 1);
+}
+
+// A server may have loaded a checkpoint that its run has removed since: the next run says so before
+// anything is written, and goes on from the weights as they are.
+TEST_IN(start_that_is_gone, scene_open)
+{
+    assert_train(s, 0, "first", "--max-steps 1");
+    daemon_start(&s->daemon, latest(s, "first"), NULL);
+    assert_train(s, 0, "first", "--max-steps 2 --resume --save-total-limit 1");
+    assert_train(s, 1, "third", "--max-steps 1");
+    assert_said(s, "error: --start-from loaded: the server loaded no folder that is there now (/");
+    assert_said(s, "/first/checkpoints/step-1); take --start-from current or a model folder");
+    daemon_holds(&s->daemon, "policy", latest(s, "first"));
+    assert_train(s, 0, "third", "--max-steps 1 --start-from current");
+    assert_train(s, 1, "fourth", "--max-steps 1 --start-from %s/none", s->folder);
+    assert_said(s, "/none: no such folder");
 }
 
 // The reference of a run that goes on is what it started from, on whatever server it does: the same

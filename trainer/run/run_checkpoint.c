@@ -304,7 +304,9 @@ static enum status check_same_run(const struct run *run, const char *folder, con
              "%s was made with another content of %s; take that one or another --run-dir", folder,
              run->data->path);
     if (seed != c->seed)
-        FAIL(ST_MISMATCH, "%s was made with --seed %" JSON_INTEGER_FORMAT, folder, seed);
+        FAIL(ST_MISMATCH,
+             "%s was made with --seed %" JSON_INTEGER_FORMAT "; take that one or another --run-dir",
+             folder, seed);
     if (strcmp(freeze ? freeze : "", old_freeze ? old_freeze : "") != 0)
         FAIL(ST_MISMATCH,
              "%s was made with --freeze \"%s\", and what is trained cannot change within a run; "

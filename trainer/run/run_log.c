@@ -205,6 +205,10 @@ void run_log_end(const struct run *run)
         log_info("stopped early at step %" PRId64 " of %" PRId64 ": %" PRId64
                  " evaluations in a row were no better (--early-stop-patience)%s%s%s",
                  run->step, run->total_steps, run->best.waited, best, where, run->folder);
+    else if (run->step > run->total_steps)
+        log_warn("the run is at step %" PRId64 " already, and --max-steps ends it at %" PRId64
+                 ": nothing was trained%s%s",
+                 run->step, run->total_steps, where, run->folder);
     else
         log_info("%s at step %" PRId64 " of %" PRId64 "%s%s%s",
                  run->step < run->total_steps ? "stopped" : "done", run->step, run->total_steps,

@@ -49,10 +49,11 @@ static enum status folder_to_start_from(const struct run *run, const struct cont
     }
     enum status st = train_ranks_any(&run->ranks, &changed); // all load it, or none
     if (st != ST_OK || !changed) return st;
-    if (f->loaded[0] != '/')
+    // a checkpoint goes when its run has newer ones
+    if (f->loaded[0] != '/' || !file_exists(f->loaded))
         return status_fail(ST_INVALID,
-                           "--start-from loaded: the server loaded no folder (%s); "
-                           "take --start-from current or a model folder",
+                           "--start-from loaded: the server loaded no folder that is there now "
+                           "(%s); take --start-from current or a model folder",
                            f->loaded);
     snprintf(ret, PATH_ROOM, "%s", f->loaded);
     return ST_OK;
