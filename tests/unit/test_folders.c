@@ -165,7 +165,7 @@ TEST(what_is_no_model)
     assert_no_model("/no/such/folder", ST_NOT_FOUND,
                     "no such folder; a model is a folder with "
                     "config.json, model.safetensors");
-    assert_no_model("./runs/first", ST_NOT_FOUND, "no such folder");
+    assert_no_model("./no-runs/first", ST_NOT_FOUND, "no such folder");
     assert_no_model(folder, ST_NOT_FOUND, "no config.json in it");
     test_write(file, "weights", 7);
     assert_no_model(file, ST_INVALID, "is a file; a model is a folder");

@@ -45,7 +45,8 @@ void dataset_free(struct dataset *d)
 // turns it into JSONL.
 
 #define TO_JSONL                                                                                   \
-    "python3 -m commonweight.data '%s' > train.jsonl (pip install commonweight datasets)"
+    "python3 -m commonweight.data '%s' > train.jsonl (of the sources' folder python/, or of make " \
+    "wheel; it wants pip install datasets)"
 
 // Maps a JSONL file. Where something else was given (a name of the Hub, a folder) the sentence says
 // how to come by one.
