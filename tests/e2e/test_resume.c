@@ -127,8 +127,11 @@ TEST_IN(resume_alone, scene_open)
     json_t *options = read_json(s, "run/config.json");
     train_rows(s, "resume", "resume_alone", trainer_alone);
     json_t *now = read_json(s, "run/config.json");
-    assert_int_equal(json_object_set_new(now, "resume", json_false()), 0);
     assert_true(json_equal(now, options));
+    // of a run that went on, it does not make --config go on too
+    assert_train(s, 1, "run", "--config %s", test_path(run, "config.json"));
+    assert_said(s, "holds a run already: go on with it (--resume)");
+    assert_false(said(s, "has no effect with --resume"));
 
     train_rows(s, "resume", "with_other_options", trainer_alone);
     assert_true(metric(last_metrics(s, "run"), "completions/max_length") <= 12);

@@ -228,7 +228,7 @@ static void put_option(struct bytes *to, const json_t *value)
 // how long it takes does not make another run of it.
 static void say_changes(const json_t *old, json_t *now)
 {
-    static const char *const free_to_change[] = {"bridge",    "run_dir",    "resume", "max_steps",
+    static const char *const free_to_change[] = {"bridge",    "run_dir",    "max_steps",
                                                  "log_level", "start_from", "out"};
     struct bytes text = BYTES_INIT;
     const char *key;
@@ -251,10 +251,11 @@ static void say_changes(const json_t *old, json_t *now)
 // Without what is of a start and not of the run.
 static enum status write_config(const struct run *run, bool resumed)
 {
-    // How the processes of a start come to be: the next start may have other ranks.
-    const char *const *of_a_start =
-        OPTION_WORDS("gpus", "ranks", "rank", "nnodes", "node_rank", "rendezvous",
-                     "rendezvous_token_file", "rendezvous_timeout", "rank_timeout", "overwrite");
+    // How the processes of a start come to be: the next start may have other ranks, and one from
+    // this file by --config is a run of its own.
+    const char *const *of_a_start = OPTION_WORDS(
+        "gpus", "ranks", "rank", "nnodes", "node_rank", "rendezvous", "rendezvous_token_file",
+        "rendezvous_timeout", "rank_timeout", "overwrite", "resume");
     enum status st;
     char path[PATH_ROOM];
     json_t *old = NULL, *options = options_to_json(run->task->options, run->config);
