@@ -72,6 +72,13 @@ void handle_models(void *server, struct http_request *q)
         http_reply_json(q, 200, json_pack("{s:s, s:o}", "object", "list", "data", model_cards(s)));
 }
 
+// A slash at the end changes nothing.
+static bool is_named(const char *id, const char *name)
+{
+    const size_t n = strlen(name);
+    return strncmp(id, name, n) == 0 && id[n + strspn(id + n, "/")] == 0;
+}
+
 void handle_model(void *server, struct http_request *q)
 {
     struct server *s = server;
@@ -79,10 +86,9 @@ void handle_model(void *server, struct http_request *q)
     size_t i;
     if (!has_models(s, q)) return;
     json_t *cards = model_cards(s), *card, *found = NULL;
-    const char *name = strcmp(id, s->model.folder) == 0 ? s->model.name : id;
+    if (is_named(id, s->model.folder)) id = s->model.name;
     json_array_foreach (cards, i, card)
-        if (!found && strcmp(json_string_value(json_object_get(card, "id")), name) == 0)
-            found = card;
+        if (!found && is_named(id, json_string_value(json_object_get(card, "id")))) found = card;
     if (found)
         http_reply_json(q, 200, json_incref(found));
     else

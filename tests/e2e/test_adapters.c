@@ -71,6 +71,7 @@ TEST(names_are_as_in_vllm)
     assert_string_equal(text_of(card, "id"), "a");
     assert_string_equal(text_of(card, "parent"), "base");
     daemon_get(served.socket, "/v1/models/b", 200);
+    daemon_get(served.socket, "/v1/models/b/", 200);
     struct bridge_file *file;
     assert_ok(bridge_file_read(served.bridge, &file));
     assert_int_equal(file->n_roles, 3);
