@@ -313,6 +313,10 @@ void handle_stop(void *server, struct http_request *q)
     json_array_foreach (ids, i, id) n += name ? stop_group(&s->host, name, id) : 0;
     if (name && json_is_array(ids))
         http_reply_json(q, 200, json_pack("{s:i}", "stopped", n));
+    else if (name && groups)
+        http_fail(q, 400,
+                  "\"group_ids\" is '%s', no JSON list: [ID,...], where texts stand in %%22",
+                  CUT(groups, 100));
     else
         http_fail(q, 400, "\"%s\" is missing: ?request_id=NAME&group_ids=[ID,...] say what ends",
                   name ? "group_ids" : "request_id");

@@ -61,10 +61,11 @@ TEST(test_stopped_group)
     }
     assert_int_equal(n, 3);
     close(fd);
-    static const char *const refused[][2] = {{"?group_ids=[7]", "request_id"},
-                                             {"?request_id=mine&group_ids=7", "group_ids"},
-                                             {"?request_id=mine&group_ids=[7", "group_ids"},
-                                             {"?request_id=mine", "group_ids"}};
+    static const char *const refused[][2] = {
+        {"?group_ids=[7]", "request_id"},
+        {"?request_id=mine&group_ids=7", "\"group_ids\" is '7', no JSON list"},
+        {"?request_id=mine&group_ids=[7", "group_ids"},
+        {"?request_id=mine", "group_ids"}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const char *path = test_text("/v1/rollouts/stop%s", refused[i][0]);
         json_t *answer = daemon_post(served.socket, path, 400, "");
