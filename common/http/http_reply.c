@@ -60,9 +60,9 @@ static json_t *quoted_word(const char *sentence)
         if (close && strncmp(close, " has ", 5) != 0 && strncmp(close, " is ", 4) != 0)
             close = NULL;
     }
-    // What "is" or a bracket stands before is a value, of a file's key for one; what an apostrophe
-    // does is the place where JSON breaks off.
-    const bool value = close && ((open > sentence && strchr("['", open[-1])) ||
+    // What "is" or a bracket stands before is a value, of a file's key for one, or JSON's; what an
+    // apostrophe does is the place where JSON breaks off.
+    const bool value = close && ((open > sentence && strchr("[{'", open[-1])) ||
                                  (open - sentence > 4 && strncmp(open - 4, " is ", 4) == 0));
     if (!close || value || close - open > 64) return json_null();
     json_t *word = json_stringn(open + 1, (size_t)(close - open - 1));

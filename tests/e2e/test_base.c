@@ -182,6 +182,7 @@ TEST_IN(another_base_is_told, open_trained)
 
     restart(s, s->model, true);
     load(s, "other", adapter, 400, "the adapter was trained on another base", true);
+    load(s, "other", adapter, 400, "\"param\":null", true); // of no field of the request
     load(s, "plain", plain, 200, "Warning", false);
     assert_train(s, 1, "exact", LORA "--exact --max-steps 1 --start-from %s", adapter);
     assert_said(s, "--exact: ");
