@@ -330,7 +330,9 @@ static enum status tokenize_completion(struct tokenizing *t)
     if (is_chat(t)) {
         CHECK(tokenize_chat_completion(t));
     } else {
-        if (!text) FAIL(ST_FORMAT, "no field \"completion\" or \"answer\" to learn");
+        if (!text)
+            FAIL(ST_FORMAT, "no field \"completion\" or \"answer\" to learn; name another with "
+                            "--answer-field");
         CHECK(encode(t, text, strlen(text), false, ids));
         if (end >= 0) CHECK(token_list_push(ids, end));
     }

@@ -189,16 +189,27 @@ static enum status load_side(const struct run *run, const char *path, int64_t li
     return ST_OK;
 }
 
+static bool same_ids(const struct token_list *x, const struct token_list *y)
+{
+    return x->n == y->n && memcmp(x->ids, y->ids, (size_t)x->n * sizeof *x->ids) == 0;
+}
+
 static enum status check_pairs(const struct dataset *a, const struct dataset *b)
 {
+    int same = 0;
     for (int i = 0; i < a->n && i < b->n; i++) {
-        const struct token_list *x = &a->examples[i].prompt_ids, *y = &b->examples[i].prompt_ids;
-        if (x->n != y->n || memcmp(x->ids, y->ids, (size_t)x->n * sizeof *x->ids) != 0)
+        const struct example *x = &a->examples[i], *y = &b->examples[i];
+        same += same_ids(&x->completion_ids, &y->completion_ids);
+        if (!same_ids(&x->prompt_ids, &y->prompt_ids))
             return status_fail(ST_FORMAT,
                                "%s, line %d: the conversations \"chosen\" and \"rejected\" differ "
                                "before their last message; give a \"prompt\" that both follow",
                                a->path, a->examples[i].line);
     }
+    if (same)
+        log_warn("%s: of %d of %d pairs \"chosen\" and \"rejected\" are the same: nothing is "
+                 "preferred in them",
+                 a->path, same, a->n);
     if (a->n == b->n) return ST_OK;
     return status_fail(ST_FORMAT, "%s: prompts of one length are left out of one side alone",
                        a->path);
@@ -268,7 +279,7 @@ static enum status open_data(struct run *run)
     if (given->longest > run->mapped.model->max_positions)
         FAIL(ST_INVALID,
              "%s%s%s: the longest example, prompt and completion, has %" PRId64
-             " tokens; the model's context is %d",
+             " tokens; the model's context is %d (--max-prompt-length N leaves out longer prompts)",
              c->data, c->eval_data ? ", " : "", c->eval_data ? c->eval_data : "", given->longest,
              run->mapped.model->max_positions);
     CHECK(choose_rope(run));
