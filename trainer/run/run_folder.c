@@ -208,8 +208,11 @@ enum status run_folder_options(struct option_set *set, struct train_config *conf
     if (taken.len) log_info("options as recorded in %s: %s", path, bytes_text(&taken));
 out:
     if (st != ST_OK)
-        status_fail(st, "%s; mend or remove it to go on with the options given here alone",
-                    status_message());
+        status_fail(
+            st,
+            "%s; go on by the command that wrote it, or mend or remove it to go on with the "
+            "options given here alone",
+            status_message());
     json_decref(recorded);
     bytes_release(&taken);
     return st;
