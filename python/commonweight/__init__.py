@@ -209,8 +209,14 @@ class Bridge:
         for name in ("message", "error_words", "role_at", "socket", "model"):
             getattr(self.lib, "cw_bridge_" + name).restype = ctypes.c_char_p
         self.lib.cw_bridge_version.restype = ctypes.c_uint64
-        self.handle = ctypes.c_void_p()
-        self.call("open", os.fsencode(path) if path else None, ctypes.byref(self.handle))
+        self.opened = ctypes.c_void_p()
+        self.call("open", os.fsencode(path) if path else None, ctypes.byref(self.opened))
+
+    @property
+    def handle(self):
+        if not self.opened:
+            raise RuntimeError("this bridge is closed: open another, commonweight.Bridge()")
+        return self.opened
 
     def call(self, name, *arguments):
         code = getattr(self.lib, "cw_bridge_" + name)(*arguments)
@@ -227,6 +233,8 @@ class Bridge:
 
     def tensors(self, role="policy", view=torch_view):
         """name -> a view of the shared memory."""
+        if role not in self.roles():
+            raise KeyError(f"the server shares no {role!r}, but {', '.join(self.roles())}")
         found = {}
         for i in range(self.lib.cw_bridge_tensor_count(self.handle, role.encode())):
             t = Tensor()
@@ -295,8 +303,8 @@ class Bridge:
             raise refused[0]
 
     def close(self):
-        self.lib.cw_bridge_close(self.handle)
-        self.handle = ctypes.c_void_p()
+        self.lib.cw_bridge_close(self.opened)
+        self.opened = ctypes.c_void_p()
 
     def __enter__(self):
         return self

@@ -162,14 +162,26 @@ static const char *serve_demo(const char *modules)
     return python;
 }
 
-// The library is found beside the server on the PATH.
+// The module finds the library beside the server on the PATH.
+TEST(module_says_what_is_wrong)
+{
+#ifdef __SANITIZE_ADDRESS__
+    test_skip("a Python cannot load a library that is built with AddressSanitizer");
+#endif
+    const char *python = serve_demo("ctypes");
+    const char *script = test_path(test_root(), "tests/clients/bridge_module.py");
+    char *text = test_output(0, args("env PATH=%s:%s %s -B %s %s", test_binary("."), getenv("PATH"),
+                                     python, script, server.bridge));
+    assert_contains(text, "bridge_module: PASS");
+}
+
 TEST(pytorch_trains_in_place)
 {
     const char *python = serve_demo("torch, transformers");
     char *text = test_output(
-        0, args("env PATH=%s:%s %s %s --bridge %s --prompt 27+35= --completion 99 --steps 20",
-                test_binary("."), getenv("PATH"), python,
-                test_path(test_root(), "python/train_in_place.py"), server.bridge));
+        0, args("%s %s --bridge %s --library %s --prompt 27+35= --completion 99 --steps 20", python,
+                test_path(test_root(), "python/train_in_place.py"), server.bridge,
+                test_binary("libcommonweight-bridge.so.0")));
     assert_contains(text, "before: '52'"); // as README.md's first request gets it
     assert_contains(text, "after: '99' version 42");
 }
