@@ -10,6 +10,8 @@
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/options_shared.h"
 
+#include <sys/stat.h>
+
 struct merge_config {
     const char *model, *adapter, *out;
     int dtype; // dtype_option_names
@@ -89,8 +91,14 @@ out:
 static enum status check(void *context, struct option_set *set)
 {
     const struct merge_config *c = context;
+    struct stat out, model;
     (void)set;
     log_open("cw-trainer", c->log_level);
+    if (c->model && c->out && stat(c->out, &out) == 0 && stat(c->model, &model) == 0 &&
+        out.st_dev == model.st_dev && out.st_ino == model.st_ino)
+        return status_fail(ST_INVALID,
+                           "--out %s is the base's own folder, which would be lost; take another",
+                           c->out);
     if (c->model && c->out && (c->adapter || c->to)) return ST_OK;
     return status_fail(
         ST_INVALID, "--model DIR, --adapter DIR and --out DIR are needed; with --to no adapter is");

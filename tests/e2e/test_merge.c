@@ -151,6 +151,7 @@ TEST(what_does_not_fit_is_named)
     test_write(test_path(other, "adapter_config.json"), "{\"use_dora\":true}", 17);
     assert_contains(merge(1, model, other, out), "use_dora is set: DoRA is not supported");
     assert_contains(merge(1, adapter, adapter, out), "config.json");
+    assert_contains(merge(2, model, adapter, test_path(model, ".")), "the base's own folder");
     assert_contains(test_output(2, args("%s merge --model %s", test_binary("cw-trainer"), model)),
                     "--adapter DIR and --out DIR are needed; with --to no adapter is");
 }
