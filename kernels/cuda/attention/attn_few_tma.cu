@@ -694,9 +694,9 @@ template <int HD, bool E4M3, int N> static void launch(struct device *dev, const
                     p.teams * TEAM, p.teams * (p.stages * tile + behind) + joins, maps[0], maps[1],
                     b, p);
     };
-    const int most_seqs = p.whole ? a.n_seqs : std::min(MAX_SEQS, N_TICKETS / p.tasks);
+    const int max_seqs = p.whole ? a.n_seqs : std::min(MAX_SEQS, N_TICKETS / p.tasks);
     const int64_t bytes = p.part_at<HD>(p.tasks, 0) * sizeof(float);
-    by_turns(dev, a, most_seqs, p.whole ? 0 : bytes, MAX_PART_BYTES, launch_turn);
+    by_turns(dev, a, max_seqs, p.whole ? 0 : bytes, MAX_PART_BYTES, launch_turn);
 }
 
 // Where there are fewer, attn_few.cu has all chunks under way at once, or joins them sooner.
