@@ -161,14 +161,18 @@ template <typename T, bool SCAN> struct rule_of : delta_shape {
     const T *qkv, *a_log, *dt_bias, *skip;
     const std::conditional_t<SCAN, T, float> *gates;
     int64_t stride; // of gates
+    // Value heads of a key head, and floats of a slot before a key head's state, and of that: said
+    // by the host, since a kernel would divide for each.
+    int each;
+    int64_t windows, group_floats;
 };
 
 // Of a value head of a unit that begins with a sequence, and from which column on a block has some.
 template <typename T, bool SCAN> struct source : rule_of<T, SCAN> {
     float rate, bias, skips; // exp(a_log), dt_bias, skip
     delta_columns at;
-    int width; // of a row of qkv
-    int seq, head, first;
+    int width;                   // of a row of qkv
+    int seq, head, group, first; // group: its key head
 };
 
 template <typename T, bool SCAN>
@@ -182,6 +186,7 @@ INLINE source<T, SCAN> source_of(const rule_of<T, SCAN> &in, int seq, int head, 
             delta_conv_width(&in),
             seq,
             head,
+            head / in.each,
             first};
 }
 
@@ -301,14 +306,16 @@ INLINE void write_operand(T (*to)[P], float (&S)[N][4], int key, int column = 0)
 
 // ---- states in memory ---------------------------------------------------------------------------
 
-// Of a value head in a slot.
+// In a slot, of the value head `index` of a key head, or of a source's.
 template <typename T, bool SCAN>
-INLINE delta_state slot_of(const rule_of<T, SCAN> &in, int slot, int head)
+INLINE delta_state slot_of(const rule_of<T, SCAN> &in, int slot, int group, int index)
 {
-    const int each = heads_each(&in);
-    float *group = in.b.states + slot * in.b.slot_elements + delta_window_elements(&in) +
-                   head / each * delta_group_elements(&in);
-    return delta_state_of(group, &in, head % each);
+    float *at = in.b.states + slot * in.b.slot_elements + in.windows + group * in.group_floats;
+    return delta_state_of(at, &in, index);
+}
+template <typename T, bool SCAN> INLINE delta_state slot_of(const source<T, SCAN> &f, int slot)
+{
+    return slot_of(f, slot, f.group, f.head - f.group * f.each);
 }
 
 // each(sum, its number in a slot, whether that is there) for sums of S of keys from `key` on.
@@ -349,7 +356,7 @@ template <typename T, bool SCAN>
 INLINE void keep_open(const rule_of<T, SCAN> &in, int seq, int group)
 {
     const delta_rows &b = in.b;
-    const int each = heads_each(&in), lane = thread() % 32;
+    const int each = in.each, lane = thread() % 32;
     const int end = unit_end(&b, seq), row = b.query_start[seq], first = b.positions[row];
     // The first sequence's last, since all read what its slot held.
     for (int next = end - 1; next >= seq; next--) {
@@ -359,17 +366,16 @@ INLINE void keep_open(const rule_of<T, SCAN> &in, int seq, int group)
         const int old = max(first - border, 0); // rows that are of earlier batches
         const int known = b.state_slot[next] == b.state_from[seq] ? old : 0;
         for (int i = thread(); i < each; i += blockDim.x) {
-            const int head = group * each + i;
-            const float *from = slot_of(in, b.state_from[seq], head).G;
-            float *to = slot_of(in, b.state_slot[next], head).G;
+            const float *from = slot_of(in, b.state_from[seq], group, i).G;
+            float *to = slot_of(in, b.state_slot[next], group, i).G;
             float G = known > 0 ? from[known - 1] : 0.f;
-            const source<T, SCAN> f = source_of(in, seq, head, 0);
+            const source<T, SCAN> f = source_of(in, seq, group * each + i, 0);
             for (int j = known; j < n; j++)
                 to[j] = G = j < old ? from[j]
                                     : __fadd_rn(G, gates_of(f, row + border + j - first).log_decay);
         }
-        const float *from = slot_of(in, b.state_from[seq], group * each).k;
-        float *to = slot_of(in, b.state_slot[next], group * each).k;
+        const float *from = slot_of(in, b.state_from[seq], group, 0).k;
+        float *to = slot_of(in, b.state_slot[next], group, 0).k;
         const T *rows = in.qkv + delta_columns_of(&in, SCAN, group * each).k;
         // The last warps first, since the first has the decays to do.
         for (int j = known + blockDim.x / 32 - 1 - thread() / 32; j < n; j += blockDim.x / 32) {
@@ -398,11 +404,10 @@ INLINE bool is_few(const delta_rows &b, int seq)
 
 // Behind the last of all slices of a key head's heads.
 template <typename T, bool SCAN>
-INLINE void keep_at_end(const rule_of<T, SCAN> &in, int seq, int head, int C, unsigned *tickets)
+INLINE void keep_at_end(const source<T, SCAN> &f, int C, unsigned *tickets)
 {
-    const int each = heads_each(&in), group = head / each;
-    if (last_block(&tickets[seq * in.n_key_heads + group], each * slices_of(&in, C)))
-        keep_open(in, seq, group);
+    unsigned *ticket = &tickets[f.seq * f.n_key_heads + f.group];
+    if (last_block(ticket, f.each * slices_of(&f, C))) keep_open(f, f.seq, f.group);
 }
 
 // ---- decoded rows -------------------------------------------------------------------------------
@@ -610,7 +615,7 @@ INLINE void run_unit(row_memory<T, SCAN> &w, T *out, const source<T, SCAN> &f)
     bool moves = n + end - seq >= CHUNK;
     for (int next = seq; next < end && !moves; next++) moves = b.state_slot[next] != from;
     if (position > 0) {
-        read_slot(w, S, slot_of(f, from, f.head), f, n, moves);
+        read_slot(w, S, slot_of(f, from), f, n, moves);
         __syncthreads(); // it has zeros where read_rows() has the new rows' keys
     } else {
         clear(S);
@@ -627,7 +632,7 @@ INLINE void run_unit(row_memory<T, SCAN> &w, T *out, const source<T, SCAN> &f)
         if (n == 0) closed = true, known = 0;
         if (delta_leaves(b, last, end)) {
             const bool same = b.state_slot[last] == from && !closed;
-            const delta_state slot = slot_of(f, b.state_slot[last], f.head);
+            const delta_state slot = slot_of(f, b.state_slot[last]);
             if (!same) write_state(S, slot, f, own_key());
             write_rows(slot, w.u, f, same ? known : 0, n);
         }
@@ -644,7 +649,7 @@ __global__ void __launch_bounds__(THREADS, 3)
     const source<T, SCAN> f = source_at<row_columns<T>>(in, blockIdx.x);
     if (!unit_begins(&f.b, f.seq) || !is_few(f.b, f.seq)) return;
     run_unit(w, out, f);
-    if (f.b.state_slot[f.seq] >= 0) keep_at_end(in, f.seq, f.head, row_columns<T>, tickets);
+    if (f.b.state_slot[f.seq] >= 0) keep_at_end(f, row_columns<T>, tickets);
 }
 
 // ---- chunks -------------------------------------------------------------------------------------
@@ -768,7 +773,7 @@ __global__ void __launch_bounds__(THREADS, 3)
     extern __shared__ __align__(16) char shared[];
     prepared<T> &w = *(prepared<T> *)shared;
     const delta_rows &b = in.b;
-    const int each = heads_each(&in), group = blockIdx.y, number = blockIdx.x;
+    const int each = in.each, group = blockIdx.y, number = blockIdx.x;
     int seq = 0;
     for (int above = b.n_seqs; above - seq > 1;) {
         const int middle = (seq + above) / 2;
@@ -781,7 +786,7 @@ __global__ void __launch_bounds__(THREADS, 3)
     const int n_known = b.packed ? 0 : max(b.query_start[unit] - p.row + p.t, 0);
     const int from = n_known > 0 ? b.state_from[unit] : 0;
     prepare_gates(w, p, n_known, in, group * each, min(each, HEADS));
-    prepare_keys(w.keys, p, source_of(in, seq, group * each, 0), slot_of(in, from, group * each).k,
+    prepare_keys(w.keys, p, source_of(in, seq, group * each, 0), slot_of(in, from, group, 0).k,
                  n_known);
     __syncthreads();
     const int begin = p.t / 16 * 16, n = tile_end(p.end);
@@ -806,7 +811,7 @@ __global__ void __launch_bounds__(THREADS, 3)
             __syncthreads();
         }
         if (warp < n_heads) {
-            const float *known = slot_of(in, from, first_head + warp).G;
+            const float *known = slot_of(in, from, group, done + warp).G;
             for (int i = thread() % 32; i < n_known; i += 32) w.G[warp][i] = known[i];
             __syncwarp();
             sum_decays(w.G[warp], w.log_decay[warp], n_known, CHUNK);
@@ -891,7 +896,7 @@ INLINE void fetch(chain_stage<T, SCAN> &to, const chain_args<T, SCAN> &a, const 
     const int own = thread() - CHAIN_THREADS;
     const int begin = p.t / 16, end = tile_end(p.end) / 16, first = p.end < CHUNK ? begin : 0;
     const int tile = tile_at(begin, 0), n_tiles = tile_at(end, 0) - tile;
-    const piece_keys<T> &keys = a.keys[p.number * f.n_key_heads + f.head / heads_each(&f)];
+    const piece_keys<T> &keys = a.keys[p.number * f.n_key_heads + f.group];
     const piece_head<T, SCAN> &head = a.heads[p.number * f.n_heads + f.head];
     if (!SCAN || p.end == CHUNK)
         fetch_array(to.keys.k + 16 * first, keys.k + 16 * first, 16 * (end - first), own, N);
@@ -1121,7 +1126,7 @@ INLINE void run_chain(chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a,
     const int steps = (f.key_dim + 15) / 16;
     float *memory = a.begin + blockIdx.x * BEGIN_FLOATS;
     const delta_state before =
-        b.packed ? delta_state{NULL, memory, memory + DIM * DIM, NULL} : slot_of(f, from, f.head);
+        b.packed ? delta_state{NULL, memory, memory + DIM * DIM, NULL} : slot_of(f, from);
     piece p = piece_of(b, f.seq, 0);
     const int known = p.t; // rows of u that the slot has
     bool closed = p.border + p.t == 0;
@@ -1177,7 +1182,7 @@ INLINE void run_chain(chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a,
         meet<2, THREADS>();
         if (b.packed ? seq == f.seq && !is_last : delta_leaves(b, seq, end)) {
             const bool same = !b.packed && b.state_slot[seq] == from && !closed;
-            const delta_state slot = b.packed ? before : slot_of(f, b.state_slot[seq], f.head);
+            const delta_state slot = b.packed ? before : slot_of(f, b.state_slot[seq]);
             if (is_chain && !same)
                 unrolled<2>([&](int m) { write_state(S[m], slot, f, chain_key(m)); });
             write_rows(slot, w.u, f, same ? known : 0, open);
@@ -1205,7 +1210,7 @@ __global__ void __launch_bounds__(THREADS, chain_blocks<T, SCAN>)
         const source<T, SCAN> f = source_at<COLUMNS>(in, unit);
         if (!unit_begins(&f.b, f.seq) || is_few(f.b, f.seq)) continue;
         run_chain(w, a, f);
-        if (!f.b.packed) keep_at_end(in, f.seq, f.head, COLUMNS, tickets);
+        if (!f.b.packed) keep_at_end(f, COLUMNS, tickets);
         __syncthreads();
     }
 }
@@ -1242,7 +1247,10 @@ static rule_of<T, SCAN> rule_from(const struct delta_args *a, const struct delta
             (const T *)a->dt_bias,
             (const T *)a->skip,
             (decltype(rule_of<T, SCAN>::gates))a->gates,
-            SCAN ? a->stride : 2 * s->n_heads};
+            SCAN ? a->stride : 2 * s->n_heads,
+            heads_each(s),
+            delta_window_elements(s),
+            delta_group_elements(s)};
 }
 
 static int blocks_of(struct device *dev, const struct delta_shape *s, int n_seqs, int C, int per_sm)
@@ -1517,7 +1525,7 @@ INLINE void fetch_back(back_tiles<T, C, SCAN> &w, const back_args<T, C, SCAN> &a
     constexpr int N = threads<C>;
     const int begin = p.t / 16 * 16, end = tile_end(p.end), own = thread();
     const int dim = f.head_dim, wide_dim = padded(&f);
-    const piece_keys<T> &keys = a.chain.keys[p.number * f.n_key_heads + f.head / heads_each(&f)];
+    const piece_keys<T> &keys = a.chain.keys[p.number * f.n_key_heads + f.group];
     const piece_head<T, SCAN> &head = a.chain.heads[p.number * f.n_heads + f.head];
     const T *S = a.chain.S + (p.border > 0 ? border_at(f, p) : 0);
     const T *u = a.chain.u + (int64_t)f.head * wide_dim + f.first;
@@ -1800,8 +1808,8 @@ __global__ void length_back_kernel(T *dqkv, const float *dvectors,
                                    const __grid_constant__ rule_of<T, SCAN> in, int slices)
 {
     grid_begin();
-    const int each = heads_each(&in) * slices, dim = in.key_dim, lane = threadIdx.x;
-    const delta_columns columns = delta_columns_of(&in, SCAN, blockIdx.y * heads_each(&in));
+    const int each = in.each * slices, dim = in.key_dim, lane = threadIdx.x;
+    const delta_columns columns = delta_columns_of(&in, SCAN, blockIdx.y * in.each);
     const int64_t row = blockIdx.x, first = (row * in.n_key_heads + blockIdx.y) * each;
     const int64_t at = row * delta_conv_width(&in) + (blockIdx.z ? columns.k : columns.q);
     const float *from = dvectors + (first * 2 + blockIdx.z) * DIM;
