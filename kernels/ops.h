@@ -15,8 +15,8 @@
  * one before it ends; it waits for the whole of that one before it reads or writes anything.
  * `early` in a call's struct takes part of that wait away: what the field names may be read at
  * once. That is for the caller to say, who knows that the operation enqueued directly before writes
- * none of it, nor, where that is a norm or an activation, the one before it. A CPU runs one after
- * the other and takes no notice.
+ * none of it, nor, where that is a norm, an activation, a rounding or a rotation, the one before
+ * it. A CPU runs one after the other and takes no notice.
  */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_OPS_H
@@ -113,6 +113,7 @@ struct norm_args {
     // y in e4m3, as `quantise` gives it, of rows that lie together; NULL: not wanted
     uint8_t *codes;
     int8_t *scales;
+    bool early; // w (see Order, above)
 };
 
 // ACT_CLAMPED (gpt-oss) is gated: with g = min(gate, limit) and u = up between -limit and limit,
@@ -145,6 +146,7 @@ struct rope_args {
     const struct kv_view *kv;
     int layer, n_heads, n_kv_heads;
     const int32_t *slots; // (rows); -1: nothing is stored
+    bool early;           // positions and slots, as in attn_shape
 };
 
 // Attention geometry. qkv rows are (n_heads + 2 * n_kv_heads) * head_dim wide: queries, keys,
@@ -161,7 +163,9 @@ struct attn_shape {
     float softcap; // 0: none; else scores = softcap * tanh(scores / softcap)   (Gemma 2)
     int window;    // 0: none; else a row at position p sees keys at positions > p - window
     enum dtype dt; // of the rows; the pool has its own, which is this or DT_E4M3
-    bool early;    // of a paged batch: its lists, and keys of earlier batches (see Order, above)
+    // Of a paged batch: its lists, for rope_store as well, and keys of earlier batches (see Order,
+    // above).
+    bool early;
     // (n_heads) of the rows' dtype: a score more in each row's softmax, of a key whose value is 0
     // (Xiao et al. 2023, Efficient Streaming Language Models with Attention Sinks; gpt-oss); or
     // NULL
@@ -221,6 +225,7 @@ static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
     args.n_heads = s->n_heads;
     args.n_kv_heads = s->n_kv_heads;
     args.slots = batch->slots;
+    args.early = s->early;
     return args;
 }
 

@@ -467,6 +467,7 @@ static bool normalise_for(struct model *m, enum tensor_role role, int l, int row
                           struct norm_args args)
 {
     const bool rounds = args.w && weights_matrix(m->weights, role, l).rounds;
+    args.early = true;
     if (rounds) {
         args.codes = m->codes;
         args.scales = m->code_scales;

@@ -18,6 +18,31 @@ INLINE int8_t row_scale(uint32_t largest)
     return largest > 0x7f800000u ? E4M3_SCALE_NAN : e4m3_scale(__uint_as_float(largest));
 }
 
+// The bits of the largest of V magnitudes.
+template <typename T, int V> INLINE uint32_t largest_of(const pack<T, V> &x)
+{
+    uint32_t largest = 0;
+    if constexpr (sizeof(T) == 2 && V % 2 == 0) { // two at a time, and of these the larger
+        unrolled<V / 2>(
+            [&](int i) { largest = __vmaxu2(largest, ((const uint32_t *)&x)[i] & 0x7fff7fffu); });
+        return max(largest << 16, largest & 0xffff0000u);
+    }
+    unrolled<V>([&](int i) { largest = max(largest, magnitude_bits(to_f32(x.at[i]))); });
+    return largest;
+}
+
+// The codes of two numbers of f32, the first one's in the lower byte.
+INLINE uint32_t e4m3_pair(float first, float second)
+{
+#if __CUDA_ARCH__ >= 890
+    uint16_t codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+    return codes;
+#else
+    return e4m3_from_f32(first) | (uint32_t)e4m3_from_f32(second) << 8;
+#endif
+}
+
 // x *= y, two numbers of bf16 each.
 INLINE void multiply_pair(uint32_t &x, uint32_t y)
 {
@@ -26,6 +51,25 @@ INLINE void multiply_pair(uint32_t &x, uint32_t y)
 #else
     asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(x) : "r"(y), "r"(0x80008000u)); // -0, twice
 #endif
+}
+
+// V numbers of bf16, in pairs, of a row with that scale: times its inverse. Exact but where nothing
+// is left in e4m3.
+template <int V> INLINE void scale_down(uint32_t (&pairs)[V / 2], const pack<bf16, V> &x, int scale)
+{
+    const uint32_t down = (__float_as_uint(power_of_two(-scale)) >> 16) * 0x10001u;
+    unrolled<V / 2>([&](int i) {
+        pairs[i] = ((const uint32_t *)&x)[i];
+        multiply_pair(pairs[i], down);
+    });
+}
+INLINE float lower_of(uint32_t pair)
+{
+    return __uint_as_float(pair << 16);
+}
+INLINE float upper_of(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xffff0000u);
 }
 
 // Four codes: those at even places and those at odd ones. up: 2^120, twice; or times a factor.

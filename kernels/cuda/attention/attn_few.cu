@@ -8,8 +8,8 @@
  * several chunks, the last block to finish joins them in their order. The grid depends on
  * max_context only, so that a captured launch serves every shorter context.
  *
- * Keys of earlier steps are complete before the kernel in front of this one has begun (cuda.cuh),
- * so after a kernel that stores those of this step they are already on their way while it runs.
+ * Keys of earlier steps are complete before the matmul of this one's queries has begun (cuda.cuh),
+ * so they are already on their way while that ends and the kernel behind it stores this step's.
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attention/attn_few.cuh"
@@ -72,8 +72,9 @@ template <int HD> INLINE void copy_queries(bf16 *tile, const attn_args<bf16> &a,
 
 // ---- a chunk -----------------------------------------------------------------------------------
 
-// Dot products of the 16 rows and this warp's eight keys of each tile.
-template <int HD> INLINE void multiply_keys(float (&dot)[TILES][4], block_memory<HD> &m, int n)
+// Dot products of the 16 rows and this warp's eight keys of each tile. What is past the end of the
+// context is hidden later: a branch would let each product wait for its loads by itself.
+template <int HD> INLINE void multiply_keys(float (&dot)[TILES][4], block_memory<HD> &m)
 {
     constexpr int UNITS = HD / 8;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -85,7 +86,6 @@ template <int HD> INLINE void multiply_keys(float (&dot)[TILES][4], block_memory
             load_matrices(q[i], unit_at<UNITS>(m.weights, lane % 16, d + i * 2 + lane / 16));
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
-            if (tile * TILE_KEYS >= n) break;
             uint32_t k[4];
             load_matrices(
                 k, unit_at<UNITS>(m.keys, tile * TILE_KEYS + warp * 8 + lane % 8, d + lane / 8));
@@ -146,24 +146,32 @@ template <int HD>
 INLINE void add_values(row_sums<columns<HD>> &r, const float (&shrink)[TILES][2],
                        block_memory<HD> &m, bf16 *values, int n)
 {
-    int first = threadIdx.x / 32 * columns<HD>, lane = threadIdx.x % 32;
+    constexpr int STEPS = TILE_KEYS / 16, ACROSS = columns<HD> / 16;
+    const int first = threadIdx.x / 32 * columns<HD>, lane = threadIdx.x % 32;
+    const bool has_any = columns<HD> * WARPS <= HD || first < HD;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
-        if (tile * TILE_KEYS >= n) break;
+        const int from = tile * TILE_KEYS;
+        if (from >= n) break;
+        uint32_t x[STEPS][4], y[STEPS][ACROSS][4]; // all on their way before the first product
+        unrolled<STEPS>([&](int k) {
+            load_matrices(
+                x[k], unit_at<CHUNK_KEYS / 8>(m.weights, lane % 16, from / 8 + k * 2 + lane / 16));
+        });
+        if (has_any)
+            unrolled<STEPS, ACROSS>([&](int k, int d) {
+                load_matrices_transposed(y[k][d], unit_at<HD / 8>(values, from + k * 16 + lane % 16,
+                                                                  first / 8 + d * 2 + lane / 16));
+            });
         shrink_sums(r, shrink[tile]);
 #pragma unroll
-        for (int k = tile * TILE_KEYS; k < (tile + 1) * TILE_KEYS; k += 16) {
-            uint32_t x[4];
-            load_matrices(x, unit_at<CHUNK_KEYS / 8>(m.weights, lane % 16, k / 8 + lane / 16));
-            add_row_sums(r.sum, x);
+        for (int k = 0; k < STEPS; k++) {
+            add_row_sums(r.sum, x[k]);
+            if (!has_any) continue;
 #pragma unroll
-            for (int d = 0; d < columns<HD>; d += 16) {
-                uint32_t y[4];
-                if (first + d >= HD) break;
-                load_matrices_transposed(
-                    y, unit_at<HD / 8>(values, k + lane % 16, (first + d) / 8 + lane / 16));
-                mma(r.out[d / 8], x, y[0], y[1]);
-                mma(r.out[d / 8 + 1], x, y[2], y[3]);
+            for (int d = 0; d < ACROSS; d++) {
+                mma(r.out[d * 2], x[k], y[k][d][0], y[k][d][1]);
+                mma(r.out[d * 2 + 1], x[k], y[k][d][2], y[k][d][3]);
             }
         }
     }
@@ -243,7 +251,7 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     clear(r);
     copies_wait<1>();
     __syncthreads();
-    multiply_keys<HD>(dot, m, n);
+    multiply_keys<HD>(dot, m);
     mask<HD>(dot, m, a, w, seen);
     __syncthreads();
     if (!at_once) copy(values, 1, 0, n);

@@ -24,6 +24,10 @@ template <typename T, int V, int E, int GROUP> struct held {
         for (int k = 0; k < PACKS; k++)
             if (column(k) < width) at[k] = *reinterpret_cast<const pack<T, V> *>(row + column(k));
     }
+    INLINE void clear()
+    {
+        unrolled<PACKS>([&](int k) { at[k] = {}; });
+    }
     // Between two passes: without it the compiler keeps every element as f32 meanwhile, in twice
     // the registers.
     INLINE void keep_packed()
@@ -36,6 +40,10 @@ template <typename T, int V, int E, int GROUP> struct held {
     }
     INLINE float operator()(int k, int i) const
     {
+        if constexpr (sizeof(T) == 2 && V % 2 == 0) { // one instruction
+            const uint32_t pair = reinterpret_cast<const uint32_t *>(&at[k])[i / 2];
+            return i % 2 ? upper_of(pair) : lower_of(pair);
+        }
         return to_f32(at[k].at[i]);
     }
 };
@@ -48,31 +56,31 @@ template <typename H, typename F> INLINE void each_pack(int width, F f)
         if (H::column(k) < width) f(k);
 }
 
-// What the warps of the group bring, one to a lane.
-template <int WARPS, typename X> INLINE X of_warps(X x, X *shared)
+// What the warp and its neighbours bring, `warps` of them, a power of two, one to a lane.
+template <typename X> INLINE X of_warps(X x, X *shared, int warps)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    __syncthreads();
     if (lane == 0) shared[warp] = x;
     __syncthreads();
-    return shared[warp / WARPS * WARPS + lane % WARPS];
+    return shared[(warp & -warps) + (lane & (warps - 1))];
 }
 
 // Sum over the group, given to all its threads. Where a group is several warps the block meets, so
-// all its groups must call. shared: a float for each warp of the block.
+// all its groups must call. shared: a float for each warp of the block, which nobody reads any
+// more.
 template <int GROUP> INLINE float group_sum(float x, float *shared)
 {
     constexpr int WARPS = GROUP / 32;
     x = lanes_sum(x);
-    return WARPS == 1 ? x : lanes_sum<WARPS>(of_warps<WARPS>(x, shared));
+    return WARPS == 1 ? x : lanes_sum<WARPS>(of_warps(x, shared, WARPS));
 }
 
-// The largest, likewise.
-template <int GROUP> INLINE unsigned group_max(unsigned x, unsigned *shared)
+// The largest, likewise, over so many groups.
+template <int GROUP> INLINE unsigned groups_max(unsigned x, unsigned *shared, int groups)
 {
-    constexpr int WARPS = GROUP / 32;
+    const int warps = GROUP / 32 * groups;
     x = __reduce_max_sync(~0u, x);
-    return WARPS == 1 ? x : __reduce_max_sync(~0u, of_warps<WARPS>(x, shared));
+    return warps == 1 ? x : __reduce_max_sync(~0u, of_warps(x, shared, warps));
 }
 
 INLINE int64_t row_offset(const norm_shape &s, int row)
@@ -83,71 +91,89 @@ INLINE int64_t row_offset(const norm_shape &s, int row)
 template <int GROUP> constexpr int block_of = GROUP > THREADS ? GROUP : THREADS;
 
 // A lane's pack is one half of 16 columns and its neighbour's the other.
-template <typename H> INLINE void store_codes(uint8_t *codes, const H &row, int width, int scale)
+INLINE void store_codes(uint8_t *codes, const pack<bf16, 8> &x, bool stores, int scale)
 {
     const bool second = threadIdx.x % 2;
-    const float down = power_of_two(-scale);
-#pragma unroll
-    for (int k = 0; k < H::PACKS; k++) {
-        uint32_t own[2] = {};
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            own[i / 4] |= (uint32_t)e4m3_from_f32(row(k, i) * down) << i % 4 * 8;
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, own[!second], 1);
-        const uint32_t lower = second ? other : own[0], upper = second ? own[1] : other;
-        if (H::column(k) < width)
-            *(uint2 *)(codes + H::column(k)) =
-                make_uint2(__byte_perm(lower, upper, 0x5140), __byte_perm(lower, upper, 0x7362));
-    }
+    uint32_t pairs[4], own[2] = {};
+    scale_down<8>(pairs, x, scale);
+    unrolled<4>([&](int i) {
+        own[i / 2] |= e4m3_pair(lower_of(pairs[i]), upper_of(pairs[i])) << i % 2 * 16;
+    });
+    const uint32_t other = __shfl_xor_sync(0xffffffffu, own[!second], 1);
+    const uint32_t lower = second ? other : own[0], upper = second ? own[1] : other;
+    if (stores)
+        *(uint2 *)codes =
+            make_uint2(__byte_perm(lower, upper, 0x5140), __byte_perm(lower, upper, 0x7362));
 }
 
+/* `sharers` groups of a block have a row, a power of two: each sums all of it, in the same order,
+ * and ends every so many-th pack. Of few rows that is faster, which are instructions' time; the
+ * bits are the same. early: w may be read before the kernel in front has ended. */
 template <typename T, int V, int E, int GROUP>
 __global__ void __launch_bounds__(block_of<GROUP>)
     norm_kernel(T *y, float *rstd, float *mean, const T *x, const T *w, const T *b, norm_shape s,
-                uint8_t *codes, int8_t *scales)
+                uint8_t *codes, int8_t *scales, int sharers, bool early)
 {
-    grid_begin_early();
-    __shared__ float shared[32];
-    int r = (blockIdx.x * blockDim.x + threadIdx.x) / GROUP;
+    grid_release();
+    __shared__ float shared[3][32];
+    const int group = (blockIdx.x * blockDim.x + threadIdx.x) / GROUP, part = group & (sharers - 1);
+    int r = group / sharers;
     const bool is_row = r < s.rows; // the groups of the last block without one go along
     if (!is_row) r = s.rows - 1;
     using H = held<T, V, E, GROUP>;
-    H row, scale = {};
-    row.take(x + row_offset(s, r), s.width);
-    if (w) scale.take(s.own_weights ? w + (int64_t)(r % s.heads) * s.width : w, s.width);
-    y += row_offset(s, r);
+    H row, scale;
+    int64_t offset = row_offset(s, r);
+    asm volatile("" : "+l"(offset)); // divided by now
+    if (!early) grid_wait();
+    if (w)
+        scale.take(s.own_weights ? w + (int64_t)(r % s.heads) * s.width : w, s.width);
+    else
+        scale.clear();
+    scale.keep_packed();
+    if (early) grid_wait();
+    row.take(x + offset, s.width);
+    y += offset;
     float centre = 0, squares = 0;
     if (s.kind == NORM_LAYER) {
         float sum = 0;
         each_pack<H>(s.width, [&](int k) { unrolled<V>([&](int i) { sum += row(k, i); }); });
-        centre = group_sum<GROUP>(sum, shared) / s.width;
+        centre = group_sum<GROUP>(sum, shared[0]) / s.width;
         row.keep_packed();
     }
     each_pack<H>(s.width, [&](int k) {
         unrolled<V>([&](int i) { squares += (row(k, i) - centre) * (row(k, i) - centre); });
     });
-    float factor = 1.f / sqrtf(group_sum<GROUP>(squares, shared) / s.width + s.eps);
+    // all groups have read what may be written in place
+    float factor = 1.f / sqrtf(group_sum<GROUP>(squares, shared[1]) / s.width + s.eps);
     row.keep_packed();
     float one = s.kind == NORM_RMS_PLUS_ONE || !w ? 1.f : 0.f;
     unsigned largest = 0;
     each_pack<H>(s.width, [&](int k) {
+        if ((k & (sharers - 1)) != part) return;
         float bias[V] = {};
         if (b) load<T, V>(bias, b + H::column(k));
-        unrolled<V>([&](int i) {
-            const float a = (row(k, i) - centre) * factor * (one + scale(k, i)) + bias[i];
-            row.at[k].at[i] = from_f32<T>(a);
-            largest = max(largest, magnitude_bits(row(k, i)));
-        });
+        float to[V];
+        unrolled<V>(
+            [&](int i) { to[i] = (row(k, i) - centre) * factor * (one + scale(k, i)) + bias[i]; });
+        row.at[k] = packed<T, V>(to);
+        if constexpr (V == 8) largest = max(largest, largest_of<T, V>(row.at[k]));
         if (is_row) *reinterpret_cast<pack<T, V> *>(y + H::column(k)) = row.at[k];
     });
+    const bool is_first = is_row && part == 0 && threadIdx.x % GROUP == 0;
     if constexpr (V == 8)
         if (codes) {
-            const int8_t of_row = row_scale(group_max<GROUP>(largest, (unsigned *)shared));
+            const int8_t of_row =
+                row_scale(groups_max<GROUP>(largest, (unsigned *)shared[2], sharers));
             row.keep_packed();
-            store_codes(codes + (int64_t)r * s.width, row, is_row ? s.width : 0, of_row);
-            if (is_row && threadIdx.x % GROUP == 0) scales[r] = of_row;
+            codes += (int64_t)r * s.width;
+            unrolled<H::PACKS>([&](int k) {
+                if ((k & (sharers - 1)) == part)
+                    store_codes(codes + H::column(k), row.at[k], is_row && H::column(k) < s.width,
+                                of_row);
+            });
+            if (is_first) scales[r] = of_row;
         }
-    if (is_row && threadIdx.x % GROUP == 0) {
+    if (is_first) {
         const int place = norm_place(&s, r);
         if (rstd) rstd[place] = factor;
         if (mean && s.kind == NORM_LAYER) mean[r] = centre;
@@ -180,7 +206,7 @@ __global__ void __launch_bounds__(block_of<GROUP>, 512 / block_of<GROUP>)
                      const float *rstd, const float *mean, norm_shape s, bool add)
 {
     grid_begin();
-    __shared__ float shared[32];
+    __shared__ float shared[2][32];
     using H = held<T, V, E, GROUP>;
     H scale = {};
     if (w) scale.take(w, s.width);
@@ -205,8 +231,9 @@ __global__ void __launch_bounds__(block_of<GROUP>, 512 / block_of<GROUP>)
                 if (LAYER) db[k][i] += is_row ? grad(k, i) : 0.f;
             });
         });
-        dot = group_sum<GROUP>(dot, shared) / s.width;
-        if (LAYER) sum = group_sum<GROUP>(sum, shared) / s.width;
+        __syncthreads();
+        dot = group_sum<GROUP>(dot, shared[0]) / s.width;
+        if (LAYER) sum = group_sum<GROUP>(sum, shared[1]) / s.width;
         if (!is_row) continue; // the last time round
         if (add) old.take(dx + offset, s.width);
         in.keep_packed();
@@ -261,9 +288,13 @@ void cuda_norm(struct device *dev, void *y, const struct norm_args *args,
         constexpr int V = decltype(v)::value, E = decltype(e)::value,
                       GROUP = decltype(group)::value, BLOCK = block_of<GROUP>;
         const bool apart = V != 8 || shape->width % 16 != 0 || !aligned(16, {args->codes}, {});
+        // a block of several groups of warps meets before it writes
+        const bool shares = V == 8 && GROUP > 32 && shape->rows <= cuda_use(dev)->n_sms;
+        const int sharers = shares ? BLOCK / GROUP : 1;
         cuda_launch(dev, "norm", norm_kernel<decltype(t), V, E, GROUP>,
-                    ceil_div(shape->rows, BLOCK / GROUP), BLOCK, 0, y, args->rstd, args->mean,
-                    args->x, args->w, args->b, *shape, apart ? NULL : args->codes, args->scales);
+                    ceil_div((int64_t)shape->rows * sharers, BLOCK / GROUP), BLOCK, 0, y,
+                    args->rstd, args->mean, args->x, args->w, args->b, *shape,
+                    apart ? NULL : args->codes, args->scales, sharers, args->early);
         if (args->codes && apart)
             cuda_quantise(dev, args->codes, args->scales, y, shape->rows, shape->width, shape->dt,
                           NULL, 0);

@@ -398,7 +398,7 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
     unsigned largest = 0;
     each([&](int, const packed &x) {
         if (of_ranks) return;
-        unrolled<V>([&](int i) { largest = max(largest, magnitude_bits(to_f32(x.at[i]))); });
+        largest = max(largest, largest_of<T, V>(x));
     });
     const unsigned of_warp = __reduce_max_sync(~0u, largest), lane = threadIdx.x % 32;
     if (lane == 0) shared[threadIdx.x / 32] = of_warp;
@@ -413,6 +413,17 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
     const float down = power_of_two(-scale);
     each([&](int c, const packed &x) {
         pack<uint8_t, V> code;
+        if constexpr (!BACK && V == 16 && sizeof(T) == 2) {
+            uint32_t pairs[8], four[4];
+            scale_down<16>(pairs, x, scale);
+            unrolled<4>([&](int i) { // columns 2 i and 2 i + 8, and their neighbours
+                const uint32_t low = pairs[i], high = pairs[i + 4];
+                four[i] = e4m3_pair(lower_of(low), lower_of(high)) |
+                          e4m3_pair(upper_of(low), upper_of(high)) << 16;
+            });
+            *(uint4 *)(codes + at + c) = make_uint4(four[0], four[1], four[2], four[3]);
+            return;
+        }
         unrolled<V>([&](int i) {
             const float y = to_f32(x.at[i]) * down;
             code.at[V > 1 ? e4m3_place(i, V) : 0] =
@@ -679,6 +690,7 @@ template <typename T> struct rope_work : rope_args {
     {
         rot_dim = rot_dim / 2 * 2;
         if (!table) n = rot_dim = 0; // keys are stored as they are, all of them
+        early = early && kv;
         if (!kv) return;
         const struct kv_layer &to = kv->layers[layer];
         k = (T *)kv->k + to.offset;
@@ -691,21 +703,31 @@ template <typename T> struct rope_work : rope_args {
 // A thread has V pairs of a head, or V elements that are stored as they are.
 template <typename T, int V> __global__ void rope_kernel(rope_work<T> w)
 {
-    grid_begin();
+    grid_release();
+    if (!w.early) grid_wait();
     const int half = w.rot_dim / 2, per_head = half / V, slot = w.k ? w.slots[blockIdx.x] : -1;
     const int apart = w.interleaved ? 1 : half, step = w.interleaved ? 2 : 1; // interleaved: V is 1
     int unit = blockIdx.y * THREADS + threadIdx.x;
     T *row = w.qkv + blockIdx.x * w.stride;
     T *key = w.k + slot * w.slot_width, *value = w.v + slot * w.slot_width;
-    if (unit < w.n * per_head) {
-        const int head = unit / per_head, pair = unit % per_head * V, at = pair * step;
-        const float2 *angle =
-            (const float2 *)w.table + (int64_t)w.positions[blockIdx.x] * half + pair;
+    const bool rotates = unit < w.n * per_head;
+    int head = 0, pair = 0;
+    float angle[2 * V]; // cosines and sines by turns
+    if (rotates) {
+        head = unit / per_head;
+        pair = unit % per_head * V;
+        load<float, 2 * V>(angle, w.table + 2 * ((int64_t)w.positions[blockIdx.x] * half + pair));
+    }
+    if (w.early) grid_wait();
+    if (rotates) {
+        const int at = pair * step;
         T *lower = row + (int64_t)head * w.head_dim + at;
         float x[V], y[V];
         load<T, V>(x, lower);
         load<T, V>(y, lower + apart);
-        unrolled<V>([&](int i) { rotate(x[i], y[i], angle[i], w.sign); });
+        unrolled<V>([&](int i) {
+            rotate(x[i], y[i], make_float2(angle[2 * i], angle[2 * i + 1]), w.sign);
+        });
         store<T, V>(lower, x);
         store<T, V>(lower + apart, y);
         if (head < w.n_heads || slot < 0) return;
@@ -735,6 +757,7 @@ template <typename T> static void launch_rope(struct device *dev, const rope_wor
     const int units = w.n * (w.rot_dim / 2) + stored; // one element, or pair, each
     const int64_t size = sizeof(T);
     const bool wide = !w.interleaved && w.rot_dim % (2 * PAIRS) == 0 &&
+                      aligned(32, {w.table}, {}) &&
                       aligned(PAIRS * size, {w.qkv, w.k, w.v},
                               {w.stride * size, w.head_dim * size, w.slot_width * size});
     cuda_launch(dev, "rope and storing", wide ? rope_kernel<T, PAIRS> : rope_kernel<T, 1>,
