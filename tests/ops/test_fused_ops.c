@@ -161,12 +161,20 @@ static void check_norm_rounded(enum norm_kind kind, int rows, int width, bool ha
     assert_same_bytes(name, other, y, n * dtype_size(dt));
     assert_same_bytes(name, fused_codes, codes, n);
     assert_same_bytes(name, fused_scales, scales, (size_t)rows);
+    // a few rows of many, in place, with weights that are read early
+    struct norm_shape few = shape;
+    few.rows = rows < 3 ? rows : 3;
+    args.early = true;
+    ops->norm(dev, x, &args, &few);
+    assert_same_bytes(name, x, y, (size_t)few.rows * row);
+    assert_same_bytes(name, fused_codes, codes, n);
     op_release(mark);
 }
 
 ON_EACH_DTYPE(norm_rounded)
 {
-    static const int rows[] = {1, 3, 8, 67}, widths[] = {16, 24, 100, 512, 1536, 3584, 8960, 16384};
+    static const int rows[] = {1, 3, 8, 67, 200},
+                     widths[] = {16, 24, 100, 512, 1536, 3584, 8960, 16384};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         for (size_t k = 0; k < sizeof widths / sizeof widths[0]; k++)
             check_norm_rounded(NORM_RMS, rows[i], widths[k], false);
