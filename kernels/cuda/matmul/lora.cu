@@ -12,16 +12,13 @@
  * leaves. `shrink` gives each of its warps every eighth 64 elements and adds up the warps' sums in
  * their order.
  *
- * In f32 all run on ordinary units, shrink and outer in kernels of their own, over PLAIN_ROWS rows,
- * of which those of one adapter share its loads. */
+ * In f32 a tile's sums run on ordinary units. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/tensor.cuh"
 #include "kernels/dropout.h"
 
 #define THREADS       256
 #define WARPS         (THREADS / 32)
-#define PLAIN_ROWS    8
-#define PLAIN_RANKS   4  // directions that a thread of plain_outer_kernel sums
 #define ROWS          16 // of a tile: M of mma
 #define RANKS         16 // directions that a block of shrink or outer has: two tiles of N
 #define COLUMNS       64 // of a warp where rows are few, and of a block of outer
@@ -44,91 +41,6 @@ INLINE void dropped(float (&ret)[4], const lora_args &l, int part, int row, int 
 {
     const int at = l.row ? l.row[row] : row;
     dropout_factors(&l.dropout, part, l.dropout.sample[at], l.dropout.position[at], c, ret);
-}
-
-// ---- f32 ---------------------------------------------------------------------------------------
-
-// The rows from `at` on, up to `end`, that have its adapter.
-INLINE int run_end(const lora_args &l, int at, int end)
-{
-    int to = at + 1;
-    while (to < end && adapter_of(l, to) == adapter_of(l, at)) to++;
-    return to;
-}
-
-// h[p][row][j] = sum of x[row][c] * a[j][c]; or, of the gradient (BACK), scale * that of
-// dy[row][c] * b[c][j] over the part's columns. A warp takes every eighth j.
-template <int V, bool BACK>
-__global__ void plain_shrink_kernel(float *h, const float *x, int part0, const lora_args l)
-{
-    grid_begin();
-    const int part = part0 + blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int n = BACK ? l.first[part + 1] - l.first[part] : l.k;
-    const int stride = BACK ? l.first[l.n_parts] : l.k;
-    const int base = blockIdx.x * PLAIN_ROWS, end = min(base + PLAIN_ROWS, l.rows);
-    if (BACK) x += l.first[part];
-    for (int at = base, to; at < end; at = to) {
-        to = run_end(l, at, end);
-        const int adapter = adapter_of(l, at);
-        if (adapter < 0) continue;
-        const lora_factors f = l.factors[part * l.n_adapters + adapter];
-        if (!f.a) continue;
-        const float *weights = (const float *)(BACK ? f.b : f.a);
-        for (int j = warp; j < f.rank; j += THREADS / 32) {
-            float sum[PLAIN_ROWS] = {};
-            for (int c = lane * V; c < n; c += 32 * V) {
-                float w[V];
-                if (BACK)
-                    w[0] = weights[(int64_t)c * f.rank + j];
-                else
-                    load<float, V>(w, weights + (int64_t)j * n + c);
-#pragma unroll
-                for (int i = 0; i < PLAIN_ROWS; i++) {
-                    if (base + i < at || base + i >= to) continue;
-                    float v[V];
-                    load<float, V>(v, x + (int64_t)(base + i) * stride + c);
-                    unrolled<V>([&](int e) { sum[i] = fmaf(v[e], w[e], sum[i]); });
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < PLAIN_ROWS; i++) {
-                float all = lanes_sum(sum[i]);
-                if (lane == 0 && base + i >= at && base + i < to)
-                    h[((int64_t)part * l.rows + base + i) * l.max_rank + j] =
-                        BACK ? __fmul_rn(all, f.scale) : all;
-            }
-        }
-    }
-}
-
-// b[c][j] += scale * sum over rows of dy[row][c] * h[row][j] for the part's columns (B); or a[j][c]
-// += sum over rows of x[row][c] * h[row][j]. A thread has a column and PLAIN_RANKS directions.
-template <bool B>
-__global__ void plain_outer_kernel(const float *x, const float *h, int part0, const lora_args l)
-{
-    grid_begin();
-    const int part = part0 + blockIdx.z;
-    const lora_factors f = l.factors[part * l.n_adapters];
-    float *out = B ? l.grads[part].b : l.grads[part].a;
-    const int n = B ? l.first[part + 1] - l.first[part] : l.k;
-    const int stride = B ? l.first[l.n_parts] : l.k;
-    const int c = blockIdx.x * 32 + threadIdx.x % 32;
-    const int j0 = (blockIdx.y * (THREADS / 32) + threadIdx.x / 32) * PLAIN_RANKS;
-    if (!f.a || c >= n || j0 >= f.rank) return;
-    if (B) x += l.first[part];
-    h += (int64_t)part * l.rows * l.max_rank + j0;
-    float sum[PLAIN_RANKS] = {};
-    for (int row = 0; row < l.rows; row++) {
-        const float v = x[(int64_t)row * stride + c];
-#pragma unroll
-        for (int j = 0; j < PLAIN_RANKS; j++)
-            if (j0 + j < f.rank) sum[j] = fmaf(v, h[(int64_t)row * l.max_rank + j], sum[j]);
-    }
-#pragma unroll
-    for (int j = 0; j < PLAIN_RANKS; j++)
-        if (j0 + j < f.rank)
-            out[B ? (int64_t)c * f.rank + j0 + j : (int64_t)(j0 + j) * n + c] +=
-                B ? f.scale * sum[j] : sum[j];
 }
 
 // ---- tiles -------------------------------------------------------------------------------------
@@ -245,16 +157,34 @@ INLINE void shrink_sums(float (&sum)[2][4], const bf16 *x0, const bf16 *x1, int 
     }
 }
 
+// The same in f32; directions from the rank on have any sums.
+template <bool BACK, bool FULL, int AT_ONCE>
+INLINE void shrink_sums(float (&sum)[2][4], const float *x0, const float *x1, int n,
+                        const lora_factors &f, int j0, bool)
+{
+    const int warp = threadIdx.x / 32, t = threadIdx.x % 4;
+    const float *weights = (const float *)(BACK ? f.b : f.a);
+    for (int k = warp * 64; k < n; k += WARPS * 64)
+#pragma unroll 4
+        for (int c = k; c < min(k + 64, n); c++)
+            unrolled<2, 2>([&](int i, int e) {
+                const int j = min(j0 + 4 * t + 2 * e + i, f.rank - 1);
+                const float w = weights[BACK ? (int64_t)c * f.rank + j : (int64_t)j * n + c];
+                sum[i][e] = fmaf(x0[c], w, sum[i][e]);
+                sum[i][2 + e] = fmaf(x1[c], w, sum[i][2 + e]);
+            });
+}
+
 // h, or of the gradient (BACK) dy b, of rows base .. end - 1 at x (stride): returns that of the
 // tile's row threadIdx.x / RANKS and direction j0 + threadIdx.x % RANKS. A warp takes 64 elements
 // of a vector at a time, a lane 16 of two rows. packed, full: as in shrink_sums().
-template <bool BACK, int AT_ONCE>
-INLINE float shrink_tile(float (&sums)[WARPS][ROWS][RANKS], const bf16 *x, int64_t stride, int n,
+template <bool BACK, int AT_ONCE, typename T>
+INLINE float shrink_tile(float (&sums)[WARPS][ROWS][RANKS], const T *x, int64_t stride, int n,
                          int base, int end, const lora_factors &f, int j0, bool packed, bool full)
 {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const bf16 *x0 = x + min(base + g, end - 1) * stride,
-               *x1 = x + min(base + g + 8, end - 1) * stride;
+    const T *x0 = x + min(base + g, end - 1) * stride,
+            *x1 = x + min(base + g + 8, end - 1) * stride;
     float sum[2][4] = {}, all = 0;
     if (full && (!BACK || f.rank % 2 == 0))
         shrink_sums<BACK, true, AT_ONCE>(sum, x0, x1, n, f, j0, packed);
@@ -268,9 +198,9 @@ INLINE float shrink_tile(float (&sums)[WARPS][ROWS][RANKS], const bf16 *x, int64
     return all;
 }
 
-template <bool BACK>
+template <typename T, bool BACK>
 __global__ void __launch_bounds__(THREADS)
-    mma_shrink_kernel(float *h, const bf16 *x, int part0, bool packed, bool full, const lora_args l)
+    shrink_kernel(float *h, const T *x, int part0, bool packed, bool full, const lora_args l)
 {
     __shared__ float sums[WARPS][ROWS][RANKS];
     grid_begin();
@@ -532,29 +462,16 @@ template <bool B> INLINE int64_t place_of(const lora_args &l, int slice, int par
     return ((int64_t)slice * columns + (B ? l.first[part] : part * l.k)) * l.max_rank;
 }
 
-// ret (slices, columns of all parts, max_rank) f32: the sum over a slice's rows of x[row][c] *
-// h[row][j], where x is dy, of the part's columns (B), or x. A warp takes every sixteenth 16 rows,
-// a lane four of them and 8 columns. packed: rows of x are aligned to 16 bytes. FULL: they are, and
-// n is a multiple of COLUMNS.
-template <bool B, bool FULL>
-__global__ void __launch_bounds__(OUTER_THREADS)
-    mma_outer_kernel(float *ret, int slices, const bf16 *x, const float *h, int part0, bool packed,
-                     const lora_args l)
+// What a warp has of the sums over rows first .. end - 1 of x[row][c] * h[row][j], x having n
+// columns: of c = c0 + 8 g + 2 m + {0, 1} and j = j0 + 8 k + 2 t + {0, 1} at sum[m][k]. It takes
+// every sixteenth 16 rows, a lane four of them and 8 columns. packed: rows of x are aligned to 16
+// bytes. FULL: they are, and n is a multiple of COLUMNS.
+template <bool FULL>
+INLINE void outer_sums(float (&sum)[4][2][4], const bf16 *x, const float *h, int first, int end,
+                       int c0, int n, int stride, int j0, const lora_factors &f, bool packed,
+                       const lora_args &l)
 {
-    __shared__ float sums[COLUMNS][RANKS + 1];
-    grid_begin();
-    const int part = part0 + blockIdx.y, c0 = blockIdx.x * COLUMNS;
-    const int slice = blockIdx.z % slices, j0 = blockIdx.z / slices * RANKS;
-    const int each = (l.rows + 16 * slices - 1) / (16 * slices) * 16;
-    const int first = slice * each, end = min(first + each, l.rows);
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const lora_factors f = l.factors[part * l.n_adapters];
-    const int n = B ? l.first[part + 1] - l.first[part] : l.k;
-    const int stride = B ? l.first[l.n_parts] : l.k;
-    if (!f.a || c0 >= n || j0 >= f.rank) return;
-    if (B) x += l.first[part];
-    h += (int64_t)part * l.rows * l.max_rank;
-    float sum[4][2][4] = {};
 #pragma unroll 2
     for (int row = first + warp * 16 + 4 * t; row - 4 * t < end; row += OUTER_WARPS * 16) {
         uint32_t v[4][4], high[2][2], low[2][2];
@@ -583,6 +500,53 @@ __global__ void __launch_bounds__(OUTER_THREADS)
             });
         }
     }
+}
+
+// The same in f32, where a warp takes every sixteenth row; what is behind the columns or the rank
+// has any sums.
+template <bool FULL>
+INLINE void outer_sums(float (&sum)[4][2][4], const float *x, const float *h, int first, int end,
+                       int c0, int n, int stride, int j0, const lora_factors &f, bool,
+                       const lora_args &l)
+{
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    for (int row = first + warp; row < end; row += OUTER_WARPS) {
+        float v[8], w[4];
+        unrolled<8>([&](int i) {
+            v[i] = x[(int64_t)row * stride + (FULL ? c0 + 8 * g + i : min(c0 + 8 * g + i, n - 1))];
+        });
+        unrolled<4>([&](int i) {
+            w[i] = h[(int64_t)row * l.max_rank + min(j0 + i / 2 * 8 + 2 * t + i % 2, f.rank - 1)];
+        });
+        unrolled<8, 4>([&](int c, int j) {
+            float &to = sum[c / 2][j / 2][c % 2 * 2 + j % 2];
+            to = fmaf(v[c], w[j], to);
+        });
+    }
+}
+
+// ret (slices, columns of all parts, max_rank) f32: the sum over a slice's rows of x[row][c] *
+// h[row][j], where x is dy, of the part's columns (B), or x. packed, FULL: as in outer_sums().
+template <typename T, bool B, bool FULL>
+__global__ void __launch_bounds__(OUTER_THREADS)
+    outer_kernel(float *ret, int slices, const T *x, const float *h, int part0, bool packed,
+                 const lora_args l)
+{
+    __shared__ float sums[COLUMNS][RANKS + 1];
+    grid_begin();
+    const int part = part0 + blockIdx.y, c0 = blockIdx.x * COLUMNS;
+    const int slice = blockIdx.z % slices, j0 = blockIdx.z / slices * RANKS;
+    const int each = (l.rows + 16 * slices - 1) / (16 * slices) * 16;
+    const int first = slice * each, end = min(first + each, l.rows);
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const lora_factors f = l.factors[part * l.n_adapters];
+    const int n = B ? l.first[part + 1] - l.first[part] : l.k;
+    const int stride = B ? l.first[l.n_parts] : l.k;
+    if (!f.a || c0 >= n || j0 >= f.rank) return;
+    if (B) x += l.first[part];
+    h += (int64_t)part * l.rows * l.max_rank;
+    float sum[4][2][4] = {};
+    outer_sums<FULL>(sum, x, h, first, end, c0, n, stride, j0, f, packed, l);
     for (int w = 0; w < OUTER_WARPS; w++) { // in their order
         if (w == warp)
             unrolled<4, 8>([&](int m, int i) {
@@ -600,7 +564,7 @@ __global__ void __launch_bounds__(OUTER_THREADS)
 
 // b[c][j] += scale * the slices' sums, in their order (B); or a[j][c] += these.
 template <bool B>
-__global__ void mma_outer_add_kernel(const float *sums, int slices, int part0, const lora_args l)
+__global__ void outer_add_kernel(const float *sums, int slices, int part0, const lora_args l)
 {
     grid_begin();
     const int part = part0 + blockIdx.y, i = blockIdx.x * THREADS + threadIdx.x;
@@ -634,22 +598,13 @@ template <typename T> static bool rows_aligned(const T *x, const lora_args &l, b
 }
 
 // h = x a^T of parts part0 .. part0 + n - 1; or, of the gradient (back), scale * dy b, dy being x.
-static void shrink(struct device *dev, float *h, const float *x, int part0, int n,
-                   const lora_args &l, bool back)
-{
-    cuda_launch(dev, "lora",
-                back                           ? plain_shrink_kernel<1, true>
-                : rows_aligned(x, l, false, 4) ? plain_shrink_kernel<4, false>
-                                               : plain_shrink_kernel<1, false>,
-                dim3(ceil_div(l.rows, PLAIN_ROWS), n), THREADS, 0, h, x, part0, l);
-}
-static void shrink(struct device *dev, float *h, const bf16 *x, int part0, int n,
-                   const lora_args &l, bool back)
+template <typename T>
+static void shrink(struct device *dev, float *h, const T *x, int part0, int n, const lora_args &l,
+                   bool back)
 {
     const dim3 grid(ceil_div(l.rows, ROWS), n, ceil_div(l.max_rank, RANKS));
-    cuda_launch(dev, "lora", back ? mma_shrink_kernel<true> : mma_shrink_kernel<false>, grid,
-                THREADS, 0, h, x, part0, rows_aligned(x, l, back, 8), rows_aligned(x, l, back, 64),
-                l);
+    cuda_launch(dev, "lora", back ? shrink_kernel<T, true> : shrink_kernel<T, false>, grid, THREADS,
+                0, h, x, part0, rows_aligned(x, l, back, 8), rows_aligned(x, l, back, 64), l);
 }
 
 // y += scale * h b^T of all parts; or (BACK) dx += h a, dx being y.
@@ -664,28 +619,19 @@ static void expand(struct device *dev, Y *y, const float *h, const lora_args &l)
 }
 
 // Gradients of b from dy and h, dy being x (B); or of a from x and dh, of the parts as above. sums:
-// of lora_slices(), in bf16.
-template <bool B>
-static void outer(struct device *dev, float *, const float *x, const float *h, int part0, int n,
-                  const lora_args &l)
-{
-    const dim3 grid(ceil_div(B ? widest_part(l) : l.k, 32),
-                    ceil_div(l.max_rank, PLAIN_RANKS * THREADS / 32), n);
-    cuda_launch(dev, "lora", plain_outer_kernel<B>, grid, THREADS, 0, x, h, part0, l);
-}
-template <bool B>
-static void outer(struct device *dev, float *sums, const bf16 *x, const float *h, int part0, int n,
+// of lora_slices().
+template <bool B, typename T>
+static void outer(struct device *dev, float *sums, const T *x, const float *h, int part0, int n,
                   const lora_args &l)
 {
     const int columns = B ? widest_part(l) : l.k; // at most, of a part
     const int slices = lora_slices(l.rows, l.max_rank);
     const dim3 grid(ceil_div(columns, COLUMNS), n, ceil_div(l.max_rank, RANKS) * slices);
     const bool full = rows_aligned(x, l, B, COLUMNS);
-    cuda_launch(dev, "lora", full ? mma_outer_kernel<B, true> : mma_outer_kernel<B, false>, grid,
+    cuda_launch(dev, "lora", full ? outer_kernel<T, B, true> : outer_kernel<T, B, false>, grid,
                 OUTER_THREADS, 0, sums, slices, x, h, part0, rows_aligned(x, l, B, 8), l);
-    cuda_launch(dev, "lora", mma_outer_add_kernel<B>,
-                dim3(ceil_div(columns * l.max_rank, THREADS), n), THREADS, 0, sums, slices, part0,
-                l);
+    cuda_launch(dev, "lora", outer_add_kernel<B>, dim3(ceil_div(columns * l.max_rank, THREADS), n),
+                THREADS, 0, sums, slices, part0, l);
 }
 
 // to (rows, k) = x times the part's dropout. A thread has four columns.
@@ -790,14 +736,12 @@ template <typename T> static void back(struct device *dev, const lora_call &c)
     expand<T, true>(dev, (T *)c.y, s.dh, l);
 }
 
-template <typename T> static void steps(struct device *dev, const lora_call &c)
+static void steps(struct device *dev, const lora_call &c)
 {
-    (c.args->dy ? back<T> : forward<T>)(dev, c);
-}
-
-static bool is_bf16(struct device *, const lora_call &c)
-{
-    return c.args->dt == DT_BF16;
+    with_type(c.args->dt, [&](auto t) {
+        using T = decltype(t);
+        (c.args->dy ? back<T> : forward<T>)(dev, c);
+    });
 }
 
 static bool few(struct device *dev, const lora_call &c)
@@ -817,10 +761,9 @@ static bool few(struct device *dev, const lora_call &c)
 static const op_variant lora_rows[] = {
     variant<lora_call, few>(
         "few", "bf16 to bf16 without dropout, up to 128 rows and ranks up to 64: one kernel"),
-    variant<lora_call, is_bf16, steps<bf16>>("mma", "bf16, and the gradient"),
-    variant<lora_call, otherwise, steps<float>>("plain", "f32"),
+    variant<lora_call, otherwise, steps>("tiles", "all else: more rows, the gradient, f32"),
 };
-const struct op_variants lora_variants = {OP_lora, 3, lora_rows};
+const struct op_variants lora_variants = {OP_lora, 2, lora_rows};
 
 void cuda_lora(struct device *dev, void *y, const void *x, const struct lora_args *l)
 {
