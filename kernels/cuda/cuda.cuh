@@ -282,6 +282,17 @@ template <typename F> static inline void with_bf16_wide(enum dtype dt, bool fits
     launch_wide(choose, dt, fits, dev, what, kernel, dim3(rows, ceil_div(width, (threads)*V)),     \
                 threads, 0, __VA_ARGS__)
 
+// The expert whose entries begin last before x or with it. before: where those of each begin.
+INLINE int expert_of(const int32_t *before, int n_experts, int x)
+{
+    int e = 0;
+    for (int end = n_experts; end - e > 1;) {
+        const int middle = (e + end) / 2;
+        (before[middle] <= x ? e : end) = middle;
+    }
+    return e;
+}
+
 // ---- reductions, in a fixed order --------------------------------------------------------------
 
 template <int LANES = 32, typename T> INLINE T lanes_sum(T x)

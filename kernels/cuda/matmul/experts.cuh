@@ -8,17 +8,6 @@
 #include "kernels/cuda/cuda.cuh"
 #include <algorithm>
 
-// The expert whose entries begin last before x or with it. before: where those of each begin.
-INLINE int expert_of(const int32_t *before, int n_experts, int x)
-{
-    int e = 0;
-    for (int end = n_experts; end - e > 1;) {
-        const int middle = (e + end) / 2;
-        (before[middle] <= x ? e : end) = middle;
-    }
-    return e;
-}
-
 // The most tiles there can be, however m rows fall: each expert that has rows may end in a tile
 // that is not full.
 static inline int expert_tiles(int m, int n_experts, int height)

@@ -190,59 +190,50 @@ void cuda_softcap_back(struct device *dev, float *dx, const float *capped, int64
 
 // ---- column sums -------------------------------------------------------------------------------
 
-// Blocks of 32 x 8 threads: a thread sums V columns over every eighth row of the block's rows; the
-// eight are added through shared memory, the blocks' parts by cuda_add_parts.
+// Over blocks of SLOTS warps, which have 32 x V columns: a thread sums V of them over every so
+// many-th of the block's rows, and the warps' sums are added in order.
+#define SLOTS     8
+#define PART_ROWS 256 // of a block; the blocks' sums are added by cuda_add_parts
 
-#define PART_ROWS 256
-
-template <typename T, int V>
-__global__ void column_sum_kernel(float *parts, const T *x, int rows, int cols)
+// out[c] is, or (ADD) grows by, the sum of x[r][c] over the rows begin .. end - 1.
+template <bool ADD, int V, typename T>
+INLINE void sum_columns(float *out, const T *x, int begin, int end, int width)
 {
-    grid_begin();
-    __shared__ float shared[8][32 * V + 1];
-    int lane = threadIdx.x % 32, slot = threadIdx.x / 32, c = (blockIdx.x * 32 + lane) * V;
-    int end = min(rows, (int)(blockIdx.y + 1) * PART_ROWS);
+    __shared__ float shared[SLOTS][32 * V + 1];
+    const int lane = threadIdx.x % 32, slot = threadIdx.x / 32, c = (blockIdx.x * 32 + lane) * V;
     float sum[V] = {};
-    if (c < cols)
-        for (int r = blockIdx.y * PART_ROWS + slot; r < end; r += 8) {
+    if (c < width)
+#pragma unroll 4
+        for (int r = begin + slot; r < end; r += SLOTS) {
             float a[V];
-            load<T, V>(a, x + (int64_t)r * cols + c);
+            load<T, V>(a, x + (int64_t)r * width + c);
             unrolled<V>([&](int i) { sum[i] += a[i]; });
         }
     unrolled<V>([&](int i) { shared[slot][lane * V + i] = sum[i]; });
     __syncthreads();
-    for (int i = threadIdx.x; i < 32 * V; i += 256) {
-        int col = blockIdx.x * 32 * V + i;
-        float total = 0;
-        for (int s = 0; s < 8; s++) total += shared[s][i];
-        if (col < cols) parts[(int64_t)blockIdx.y * cols + col] = total;
-    }
-}
-
-#define SLOTS 8 // rows that a block adds at a time
-
-// out[c] += the sum of x[r][c] over the rows begin .. end - 1: 32 columns a block of SLOTS warps,
-// each of which adds every so many-th row, then these in order.
-template <typename T> INLINE void add_columns(float *out, const T *x, int begin, int end, int width)
-{
-    __shared__ float shared[SLOTS][33];
-    int lane = threadIdx.x % 32, slot = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
-    float sum = 0;
-    if (c < width)
-#pragma unroll 4
-        for (int r = begin + slot; r < end; r += SLOTS) sum += to_f32(x[(int64_t)r * width + c]);
-    shared[slot][lane] = sum;
-    __syncthreads();
-    if (slot > 0 || c >= width) return;
+    const int column = blockIdx.x * 32 * V + threadIdx.x;
+    static_assert(V <= SLOTS, "a thread has one sum at most");
+    if (threadIdx.x >= 32 * V || column >= width) return;
     float total = 0;
-    for (int s = 0; s < SLOTS; s++) total += shared[s][lane];
-    out[c] += total;
+    for (int s = 0; s < SLOTS; s++) total += shared[s][threadIdx.x];
+    out[column] = ADD ? out[column] + total : total;
 }
 
-__global__ void add_parts_kernel(float *out, const float *parts, int n, int width)
+template <typename T, int V>
+__global__ void __launch_bounds__(SLOTS * 32)
+    column_sum_kernel(float *parts, const T *x, int rows, int cols)
 {
     grid_begin();
-    add_columns(out, parts, 0, n, width);
+    const int begin = blockIdx.y * PART_ROWS;
+    sum_columns<false, V>(parts + (int64_t)blockIdx.y * cols, x, begin,
+                          min(rows, begin + PART_ROWS), cols);
+}
+
+__global__ void __launch_bounds__(SLOTS * 32)
+    add_parts_kernel(float *out, const float *parts, int n, int width)
+{
+    grid_begin();
+    sum_columns<true, 1>(out, parts, 0, n, width);
 }
 
 void cuda_add_parts(struct device *dev, float *out, const float *parts, int n, int width)
@@ -259,20 +250,6 @@ size_t cuda_column_sum_scratch(int rows, int cols)
 // ---- biases of experts' matmuls ----------------------------------------------------------------
 
 // Over rows sorted by expert, and their gradients.
-
-// The expert of a sorted row.
-INLINE int expert_of(const int32_t *offsets, int n_experts, int row)
-{
-    int first = 0;
-    for (int last = n_experts - 1; first < last;) {
-        int middle = (first + last + 1) / 2;
-        if (offsets[middle] <= row)
-            first = middle;
-        else
-            last = middle - 1;
-    }
-    return first;
-}
 
 // A thread's V columns: block x is the row.
 template <typename T, int V>
@@ -297,8 +274,8 @@ __global__ void __launch_bounds__(SLOTS * 32)
     bias_back_kernel(float *dbias, const T *dy, const int32_t *offsets, int width)
 {
     grid_begin();
-    add_columns(dbias + (int64_t)blockIdx.y * width, dy, offsets[blockIdx.y],
-                offsets[blockIdx.y + 1], width);
+    sum_columns<true, 1>(dbias + (int64_t)blockIdx.y * width, dy, offsets[blockIdx.y],
+                         offsets[blockIdx.y + 1], width);
 }
 
 void cuda_experts_bias(struct device *dev, void *y, const void *bias, const int32_t *offsets,
@@ -323,7 +300,7 @@ void cuda_column_sum(struct device *dev, float *out, const void *x, const int32_
     if (!parts) return;
     bool fits = aligned(16, {x}, {(int64_t)(cols * dtype_size(s->dt))});
     launch_wide(with_type_wide, s->dt, fits, dev, "column_sum", column_sum_kernel,
-                dim3(ceil_div(cols, 32 * V), n_parts), 256, 0, parts, x, s->rows, cols);
+                dim3(ceil_div(cols, 32 * V), n_parts), SLOTS * 32, 0, parts, x, s->rows, cols);
     cuda_add_parts(dev, out, parts, n_parts, cols);
 }
 
@@ -371,11 +348,7 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
     const int first = threadIdx.x * V, stride = blockDim.x * V;
     packed held[HELD_PACKS];
     if constexpr (BACK) {
-        int expert = 0; // the last that begins before the row or with it
-        for (int end = back.n_experts; end - expert > 1;) {
-            const int half = (expert + end) / 2;
-            (back.offsets[half] <= (int)blockIdx.x ? expert : end) = half;
-        }
+        const int expert = expert_of(back.offsets, back.n_experts, blockIdx.x);
         back.scales += (int64_t)expert * cols;
     }
     auto from = [&](int c) {
