@@ -469,33 +469,25 @@ const struct op_variants attn_back_variants = {OP_attn_back, 3, back_rows};
 
 // ---- gradient of the sinks ---------------------------------------------------------------------
 
-// kernels/cpu/attention.c has the formula. A block has a head and walks the rows, one a warp; each
-// sum has a fixed order.
-#define SINK_WARPS 32
+// kernels/cpu/attention.c has the formula. A block has a head, a thread every so many-th row.
+#define SINK_THREADS 1024
 
 template <typename T>
-__global__ void __launch_bounds__(SINK_WARPS * 32)
-    sinks_back_kernel(float *dsinks, const T *dout, const T *out, const float *lse, const T *sinks,
-                      int rows, int heads, int dim)
+__global__ void __launch_bounds__(SINK_THREADS)
+    sinks_back_kernel(float *dsinks, const float *delta, const float *lse, const T *sinks, int rows,
+                      int heads)
 {
     grid_begin();
-    __shared__ float sums[SINK_WARPS];
-    const int h = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float sink = to_f32(sinks[h]);
+    __shared__ float shared[32];
+    const float sink = to_f32(sinks[blockIdx.x]);
     float sum = 0;
 #pragma unroll 4
-    for (int r = warp; r < rows; r += SINK_WARPS) {
-        const int64_t at = (int64_t)r * heads + h;
-        float inner = 0;
-        for (int c = lane; c < dim; c += 32)
-            inner += to_f32(dout[at * dim + c]) * to_f32(out[at * dim + c]);
-        sum -= expf(sink - lse[at]) * lanes_sum(inner);
+    for (int r = threadIdx.x; r < rows; r += SINK_THREADS) {
+        const int64_t at = (int64_t)r * heads + blockIdx.x;
+        sum -= expf(sink - lse[at]) * delta[at];
     }
-    if (lane == 0) sums[warp] = sum;
-    __syncthreads();
-    if (warp > 0) return;
-    sum = lanes_sum(sums[lane]);
-    if (lane == 0) dsinks[h] += sum;
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) dsinks[blockIdx.x] += sum;
 }
 
 void cuda_attn_back(struct device *dev, void *dqkv, float *dsinks, const void *dout,
@@ -522,6 +514,6 @@ void cuda_attn_back(struct device *dev, void *dqkv, float *dsinks, const void *d
     op_take_variant(dev, &attn_back_variants, &call);
     if (dsinks)
         launch_typed(shape->dt, dev, "attention gradient", sinks_back_kernel, shape->n_heads,
-                     SINK_WARPS * 32, 0, dsinks, dout, out, lse, shape->sinks, batch->n_tokens,
-                     shape->n_heads, shape->head_dim);
+                     SINK_THREADS, 0, dsinks, call.delta, lse, shape->sinks, batch->n_tokens,
+                     shape->n_heads);
 }
