@@ -216,6 +216,30 @@ template <typename T, int V> INLINE void store(T *to, const float (&x)[V])
     *reinterpret_cast<pack<T, V> *>(to) = packed<T, V>(x);
 }
 
+// The first `count` of V elements in one access where they are all there and lie so (whole); zeros
+// for the others.
+template <typename T, int V> INLINE pack<T, V> load_some(const T *from, int count, bool whole)
+{
+    pack<T, V> p = {};
+    if (whole && count >= V) return *reinterpret_cast<const pack<T, V> *>(from);
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        if (i < count) p.at[i] = from[i];
+    return p;
+}
+
+template <typename T, int V>
+INLINE void store_some(T *to, const pack<T, V> &p, int count, bool whole)
+{
+    if (whole && count >= V) {
+        *reinterpret_cast<pack<T, V> *>(to) = p;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        if (i < count) to[i] = p.at[i];
+}
+
 // Elements of T in 16 bytes.
 template <typename T> constexpr int wide = 16 / (int)sizeof(T);
 

@@ -44,70 +44,47 @@ struct oneshot {
 
 // ---- sums through mapped memory: adding up -----------------------------------------------------
 
-template <typename T> union word {
-    uint2 bits;
-    T at[word_elements<T>];
-};
+template <typename T> using word = pack<T, word_elements<T>>;
 
-// The word at `first`, zeros behind the end.
-template <typename T> INLINE word<T> word_at(const T *data, size_t first, size_t n)
+// Elements of a word that are there.
+INLINE int there(size_t first, size_t n, int of_word)
 {
-    word<T> w;
-    if (first + word_elements<T> <= n) {
-        w.bits = *reinterpret_cast<const uint2 *>(data + first);
-        return w;
+    return n - first < (size_t)of_word ? (int)(n - first) : of_word;
+}
+
+// The word at `first` of this rank's partial sum becomes the ranks' sum, in their order; other(r):
+// that of rank r.
+template <typename T, typename F>
+INLINE void sum_word(T *data, size_t first, size_t n, int rank, int size, F other)
+{
+    constexpr int E = word_elements<T>;
+    const int count = there(first, n, E);
+    word<T> w = load_some<T, E>(data + first, count, true);
+    float sum[E];
+    for (int r = 0; r < size; r++) {
+        const word<T> x = r == rank ? w : other(r);
+        unrolled<E>([&](int i) { sum[i] = r == 0 ? to_f32(x.at[i]) : sum[i] + to_f32(x.at[i]); });
     }
-    w.bits = make_uint2(0, 0);
-    unrolled<word_elements<T>>([&](int i) {
-        if (first + i < n) w.at[i] = data[first + i];
-    });
-    return w;
-}
-
-template <typename T> INLINE void put_word(T *data, size_t first, size_t n, const word<T> &w)
-{
-    if (first + word_elements<T> <= n) {
-        *reinterpret_cast<uint2 *>(data + first) = w.bits;
-        return;
-    }
-    unrolled<word_elements<T>>([&](int i) {
-        if (first + i < n) data[first + i] = w.at[i];
-    });
-}
-
-template <typename T>
-INLINE void add_word(float (&sum)[word_elements<T>], const word<T> &w, bool first)
-{
-    unrolled<word_elements<T>>(
-        [&](int i) { sum[i] = first ? to_f32(w.at[i]) : sum[i] + to_f32(w.at[i]); });
-}
-
-template <typename T> INLINE word<T> rounded(const float (&sum)[word_elements<T>])
-{
-    word<T> w;
-    unrolled<word_elements<T>>([&](int i) { w.at[i] = from_f32<T>(sum[i]); });
-    return w;
+    unrolled<E>([&](int i) { w.at[i] = from_f32<T>(sum[i]); });
+    store_some(data + first, w, count, true);
 }
 
 template <typename T> __global__ void sum_kernel(struct peer_slots p, T *data, size_t n)
 {
     grid_begin();
     const peer_call call = this_peer_call(p);
-    const size_t words = (n + word_elements<T> - 1) / word_elements<T>;
-    const size_t step = (size_t)gridDim.x * blockDim.x;
+    constexpr int E = word_elements<T>;
+    const size_t words = (n + E - 1) / E, step = (size_t)gridDim.x * blockDim.x;
     const size_t start = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    for (size_t w = start; w < words; w += step)
-        send_word(p, call, w, word_at(data, w * word_elements<T>, n).bits);
     for (size_t w = start; w < words; w += step) {
-        float sum[word_elements<T>];
-        const word<T> own = word_at(data, w * word_elements<T>, n);
-        for (int r = 0; r < p.size; r++) {
-            word<T> x = own;
-            if (r != p.rank) x.bits = receive_word(p, call, r, w);
-            add_word<T>(sum, x, r == 0);
-        }
-        put_word(data, w * word_elements<T>, n, rounded<T>(sum));
+        const word<T> own = load_some<T, E>(data + w * E, there(w * E, n, E), true);
+        send_word(p, call, w, reinterpret_cast<const uint2 &>(own));
     }
+    for (size_t w = start; w < words; w += step)
+        sum_word(data, w * E, n, p.rank, p.size, [&](int r) {
+            const uint2 bits = receive_word(p, call, r, w);
+            return reinterpret_cast<const word<T> &>(bits);
+        });
     end_peer_call(p);
 }
 
@@ -134,17 +111,14 @@ template <typename T>
 __global__ void add_kernel(T *data, const T *others, size_t n, size_t pitch, int rank, int size)
 {
     grid_begin();
-    const size_t step = (size_t)gridDim.x * blockDim.x * word_elements<T>;
-    size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * word_elements<T>;
-    for (; first < n; first += step) {
-        float sum[word_elements<T>];
-        for (int r = 0; r < size; r++)
-            add_word<T>(sum,
-                        r == rank ? word_at<T>(data, first, n)
-                                  : word_at<T>(others + (size_t)(r - (r > rank)) * pitch, first, n),
-                        r == 0);
-        put_word(data, first, n, rounded<T>(sum));
-    }
+    constexpr int E = word_elements<T>;
+    const size_t step = (size_t)gridDim.x * blockDim.x * E;
+    size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * E;
+    for (; first < n; first += step)
+        sum_word(data, first, n, rank, size, [&](int r) {
+            const T *of_rank = others + (size_t)(r - (r > rank)) * pitch + first;
+            return load_some<T, E>(of_rank, there(first, n, E), true);
+        });
 }
 
 // The n elements of `data`, which are this rank's partial sum, become the sum with those of the

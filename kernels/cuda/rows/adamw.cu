@@ -46,28 +46,6 @@ template <typename M> INLINE M moment_kept(float x, float inverse, uint32_t nois
 #define LANE 4 // parameters of a lane: a warp does one block of 8-bit moments
 static_assert(LANE * 32 == MOMENT_BLOCK, "a warp is a block");
 
-// `count` values at `from`, in one access where they are LANE and lie so (wide); the rest are 0.
-template <typename T> INLINE pack<T, LANE> lane_load(const T *from, int count, bool wide)
-{
-    pack<T, LANE> p = {};
-    if (wide && count == LANE) return *reinterpret_cast<const pack<T, LANE> *>(from);
-#pragma unroll
-    for (int k = 0; k < LANE; k++)
-        if (k < count) p.at[k] = from[k];
-    return p;
-}
-
-template <typename T> INLINE void lane_store(T *to, const pack<T, LANE> &p, int count, bool wide)
-{
-    if (wide && count == LANE) {
-        *reinterpret_cast<pack<T, LANE> *>(to) = p;
-        return;
-    }
-#pragma unroll
-    for (int k = 0; k < LANE; k++)
-        if (k < count) to[k] = p.at[k];
-}
-
 // W is float, or uint16_t: the upper half of the master beside `low`. M is float, uint16_t (bf16)
 // or uint8_t.
 template <typename W, typename M>
@@ -87,11 +65,12 @@ __global__ void __launch_bounds__(THREADS)
         m_scale = to.m_scale[block];
         v_scale = to.v_scale[block];
     }
-    pack<float, LANE> gs = lane_load(grad + i, count, wide);
-    pack<W, LANE> ws = lane_load(w + i, count, wide);
+    pack<float, LANE> gs = load_some<float, LANE>(grad + i, count, wide);
+    pack<W, LANE> ws = load_some<W, LANE>(w + i, count, wide);
     pack<uint16_t, LANE> lows = {};
-    if (sizeof(W) == 2) lows = lane_load<uint16_t>(low + i, count, wide);
-    pack<M, LANE> ms = lane_load<M>(m_at, count, wide), vs = lane_load<M>(v_at, count, wide);
+    if (sizeof(W) == 2) lows = load_some<uint16_t, LANE>(low + i, count, wide);
+    pack<M, LANE> ms = load_some<M, LANE>(m_at, count, wide),
+                  vs = load_some<M, LANE>(v_at, count, wide);
     float m[LANE], v[LANE], m_max = 0, v_max = 0;
 #pragma unroll
     for (int k = 0; k < LANE; k++) {
@@ -124,10 +103,10 @@ __global__ void __launch_bounds__(THREADS)
         ms.at[k] = moment_kept<M>(m[k], m_inverse, noise >> 16, false);
         vs.at[k] = moment_kept<M>(v[k], v_inverse, noise & 0xffff, true);
     }
-    lane_store(w + i, ws, count, wide);
-    if (sizeof(W) == 2) lane_store(low + i, lows, count, wide);
-    lane_store(m_at, ms, count, wide);
-    lane_store(v_at, vs, count, wide);
+    store_some(w + i, ws, count, wide);
+    if (sizeof(W) == 2) store_some(low + i, lows, count, wide);
+    store_some(m_at, ms, count, wide);
+    store_some(v_at, vs, count, wide);
 }
 
 template <typename W>
