@@ -7,9 +7,9 @@
  * kernel begins with grid_begin(), which waits until the one before it is complete and its writes
  * are visible. What may be read before that wait is for the call to say (`early`, ops.h): the
  * weights of a matmul of few rows (matmul_small.cu), a batch's lists and earlier keys
- * (attn_few.cu). What stands between two such (norm, activation, rounding, rotation) lets the second
- * begin before it waits itself (grid_begin_early()), so that a block of the second takes the place
- * of one of the first as soon as that ends, and reads its weights while all others work.
+ * (attn_few.cu). What stands between two such (norm, activation, rounding, rotation) lets the
+ * second begin before it waits itself (grid_begin_early()), so that a block of the second takes the
+ * place of one of the first as soon as that ends, and reads its weights while all others work.
  */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_CUDA_CUH
