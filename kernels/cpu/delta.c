@@ -116,34 +116,29 @@ static __attribute__((noinline)) void close_chunk(float *to, const struct delta_
     }
 }
 
-// Row t of the open chunk, and S of the next border, to `next`, where it is the last.
-static void go_on(const struct delta_state *st, float *next, float *out, const struct delta_args *a,
-                  const struct delta_shape *s, int head, int row, int t)
-{
-    struct row r;
-    read_row(a, s, head, row, &r);
-    memcpy(st->k + t * s->key_dim, r.k, (size_t)s->key_dim * sizeof *st->k);
-    add_row(st, out, &r, t, s);
-    if (t == CHUNK - 1) close_chunk(next, st, s);
-}
-
-// ---- forward ------------------------------------------------------------------------------------
-// The rows of sequence seq on the state of a key head.
-static void run(float *group, float *out, const struct delta_args *a, const struct delta_shape *s,
-                int key_head, int seq)
+// The rows of sequence seq on the states of n value heads of a key head, from `head` on, each of
+// which begins with key_head. The state of a chunk lies `apart` floats behind that of the chunk
+// before; 0: in its place. out (T, value width); NULL: not wanted.
+static void run(float *states, int64_t apart, float *out, const struct delta_args *a,
+                const struct delta_shape *s, int head, int n, int seq)
 {
     const struct batch_view *b = a->batch.view;
-    const int each = heads_each(s);
     int position = unit_position(b, seq);
     for (int row = b->query_start[seq]; row < b->query_start[seq + 1]; row++, position++)
-        for (int i = 0; i < each; i++) {
-            const int head = key_head * each + i;
-            const struct delta_state st = delta_state_of(group, s, i);
-            go_on(&st, st.S, out + (int64_t)row * delta_value_width(s) + head * s->head_dim, a, s,
-                  head, row, position % CHUNK);
+        for (int i = 0; i < n; i++) {
+            const struct delta_state st = delta_state_of(states + position / CHUNK * apart, s, i);
+            const int t = position % CHUNK, column = (head + i) * s->head_dim;
+            float unwanted[DIM];
+            struct row r;
+            read_row(a, s, head + i, row, &r);
+            memcpy(st.k + t * s->key_dim, r.k, (size_t)s->key_dim * sizeof *st.k);
+            add_row(&st, out ? out + (int64_t)row * delta_value_width(s) + column : unwanted, &r, t,
+                    s);
+            if (t == CHUNK - 1) close_chunk(st.S + apart, &st, s);
         }
 }
 
+// ---- forward ------------------------------------------------------------------------------------
 float *cpu_delta_state(const struct delta_batch *b, int seq, int64_t at, int64_t n)
 {
     const struct batch_view *v = b->view;
@@ -164,7 +159,8 @@ static void run_unit(float *out, const struct delta_args *a, const struct delta_
                      int key_head, int seq, float *memory)
 {
     const struct batch_view *b = a->batch.view;
-    const int width = heads_each(s) * s->head_dim, first = seq, end = unit_end(b, seq);
+    const int each = heads_each(s), width = each * s->head_dim;
+    const int first = seq, end = unit_end(b, seq);
     const int64_t n = delta_group_elements(s), at = delta_window_elements(s) + key_head * n;
     const size_t bytes = (size_t)n * sizeof *memory;
     if (!b->packed && b->state_slot[seq] < 0) {
@@ -181,7 +177,7 @@ static void run_unit(float *out, const struct delta_args *a, const struct delta_
             memset(state, 0, bytes);
         else
             memcpy(state, memory, bytes);
-        run(state, out, a, s, key_head, seq);
+        run(state, 0, out, a, s, key_head * each, each, seq);
     }
 }
 
@@ -215,9 +211,8 @@ struct back {
     const struct delta_shape *s;
     const struct delta_grads *grads;
     const float *dout;
-    float *parts;     // (T, n_heads, 3) of the gradients of a_log, dt_bias and skip
-    float *S;         // at every border
-    float *k, *u, *G; // of every position
+    float *parts;  // (T, n_heads, 3) of the gradients of a_log, dt_bias and skip
+    float *chunks; // (chunks + 1, chunk_floats): states, of which the last is a border's alone
     float *dS, *dS_shared;
     struct row r[CHUNK];
     struct row_grads d;
@@ -231,25 +226,10 @@ static int64_t matrix(const struct delta_shape *s)
     return (int64_t)s->key_dim * s->head_dim;
 }
 
-static struct delta_state state_at(const struct back *b, int chunk)
+// Floats of the state of a chunk's one value head.
+static int64_t chunk_floats(const struct delta_shape *s)
 {
-    const int64_t from = (int64_t)chunk * CHUNK;
-    return (struct delta_state){.k = b->k + from * b->s->key_dim,
-                                .S = b->S + chunk * matrix(b->s),
-                                .u = b->u + from * b->s->head_dim,
-                                .G = b->G + from};
-}
-
-// Sequence seq, from what is there of those before it.
-static void replay(const struct back *b, int head, int seq)
-{
-    const struct batch_view *view = b->args->batch.view;
-    int position = unit_position(view, seq);
-    float out[DIM];
-    for (int row = view->query_start[seq]; row < view->query_start[seq + 1]; row++, position++) {
-        const struct delta_state st = state_at(b, position / CHUNK);
-        go_on(&st, st.S + matrix(b->s), out, b->args, b->s, head, row, position % CHUNK);
-    }
+    return CHUNK * (int64_t)s->key_dim + delta_head_elements(s);
 }
 
 // What a whole chunk's rows get of the gradient of S behind it.
@@ -346,7 +326,7 @@ static void back_chunk(struct back *b, int head, int seq, int from, int end)
     const struct batch_view *view = b->args->batch.view;
     const int chunk = from / CHUNK, first = chunk * CHUNK, own = from - first, n = end - first;
     const struct delta_columns at = delta_columns_of(s, s->is_scan, head);
-    const struct delta_state st = state_at(b, chunk);
+    const struct delta_state st = delta_state_of(b->chunks + chunk * chunk_floats(s), s, 0);
     double dG = 0;
     for (int t = 0; t < n; t++) read_row(b->args, s, head, row_at(view, seq, first + t), &b->r[t]);
     if (n == CHUNK) {
@@ -397,14 +377,15 @@ static void back_sequence(struct back *b, int head, int seq, bool takes)
 static void back_unit(struct back *b, int head, int seq)
 {
     const int size = (int)matrix(b->s), end = unit_end(b->args->batch.view, seq);
-    memset(b->S, 0, (size_t)size * sizeof(float)); // S before the first row is 0
+    // S before the first row is 0.
+    memset(delta_state_of(b->chunks, b->s, 0).S, 0, (size_t)size * sizeof(float));
     memset(b->dS_shared, 0, (size_t)size * sizeof(float));
     memset(b->shared_u, 0, sizeof b->shared_u);
     memset(b->shared_log_decay, 0, sizeof b->shared_log_decay);
-    replay(b, head, seq);
-    for (int child = seq + 1; child < end; child++) {
-        replay(b, head, child);
-        back_sequence(b, head, child, false);
+    for (int i = seq; i < end; i++) {
+        run(b->chunks, chunk_floats(b->s), NULL, b->args, b->s, head, 1, i);
+        if (i == seq) continue;
+        back_sequence(b, head, i, false);
         add_scaled(b->dS_shared, 1, b->dS, size);
     }
     back_sequence(b, head, seq, true);
@@ -446,11 +427,10 @@ static void back_key_head(struct back *b, int key_head, int seq)
     for (int row = first; row < end && !s->is_scan; row++) back_lengths(b, head, row);
 }
 
-// A thread's floats: S at every border and two gradients of it; k, u and G of every position.
+// A thread's floats: two gradients of S, and states.
 static int64_t thread_floats(const struct delta_shape *s, int max_context)
 {
-    const int64_t chunks = max_context / CHUNK + 1;
-    return (chunks + 2) * matrix(s) + chunks * CHUNK * (s->key_dim + s->head_dim + 1);
+    return 2 * matrix(s) + (max_context / CHUNK + 2) * chunk_floats(s);
 }
 
 size_t cpu_delta_scratch(const struct delta_shape *s, int rows, int max_context)
@@ -479,23 +459,18 @@ void cpu_delta_rule_back(struct device *dev, const struct delta_grads *grads, co
     float *scratch = cpu_workspace(dev, cpu_delta_scratch(s, view->n_tokens, view->max_context));
     if (!scratch) return;
     const int64_t each = thread_floats(s, view->max_context), size = matrix(s);
-    const int64_t positions = (view->max_context / CHUNK + 1) * CHUNK;
     const int units = view->n_seqs * s->n_key_heads;
     float *parts = scratch + omp_get_max_threads() * each;
 #pragma omp parallel for schedule(dynamic) if (units > 1)
     for (int unit = 0; unit < units; unit++) {
         const int seq = unit / s->n_key_heads;
         float *mine = scratch + omp_get_thread_num() * each;
-        float *k = mine + (positions / CHUNK + 2) * size, *u = k + positions * s->key_dim;
         struct back b = {.args = a,
                          .s = s,
                          .grads = grads,
                          .dout = dout,
                          .parts = parts,
-                         .S = mine + 2 * size,
-                         .k = k,
-                         .u = u,
-                         .G = u + positions * s->head_dim,
+                         .chunks = mine + 2 * size,
                          .dS = mine,
                          .dS_shared = mine + size};
         if (unit_begins(view, seq)) back_key_head(&b, unit % s->n_key_heads, seq);
