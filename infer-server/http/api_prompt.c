@@ -150,6 +150,21 @@ out:
     return st;
 }
 
+// By its id a group's samples are known, and ended.
+static enum status check_id(const struct api_prompt *prompts, int i)
+{
+    const json_t *id = prompts[i].group_id;
+    char number[24];
+    snprintf(number, sizeof number, "%" JSON_INTEGER_FORMAT, json_integer_value(id));
+    for (int k = 0; k < i; k++)
+        if (json_equal(prompts[k].group_id, id))
+            return status_fail(ST_INVALID,
+                               "request: \"id\" of groups %d and %d is '%s' (without one it is the "
+                               "index): give each group its own",
+                               k, i, json_is_string(id) ? CUT(json_string_value(id), 48) : number);
+    return ST_OK;
+}
+
 enum status api_read_groups(struct api_request *r, const struct api_model *model)
 {
     enum status st;
@@ -157,9 +172,11 @@ enum status api_read_groups(struct api_request *r, const struct api_model *model
     if (!json_is_array(groups))
         return status_fail(ST_INVALID, "request: \"groups\" must be an array of groups");
     CHECK(make_prompts(r, json_array_size(groups), "groups"));
-    for (int i = 0; i < r->n_prompts; i++)
+    for (int i = 0; i < r->n_prompts; i++) {
         CHECK(read_group(json_array_get(groups, (size_t)i), i, r->sampling.ignore_eos, model,
                          &r->prompts[i]));
+        CHECK(check_id(r->prompts, i));
+    }
 out:
     return st;
 }
