@@ -17,6 +17,7 @@
 
 #include <malloc.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define CONNECTION_BYTES (64u << 10) // request line, headers and write buffer of one connection
 #define DRAIN_BYTES      (64u << 20) // of a refused body that are read so that the answer arrives
@@ -193,6 +194,32 @@ const char *http_request_id(const struct http_request *q)
 const char *http_query(const struct http_request *q, const char *name)
 {
     return MHD_lookup_connection_value(q->connection, MHD_GET_ARGUMENT_KIND, name);
+}
+
+struct parameters {
+    const char *const *known;
+    const char *stranger; // the first that is none of them; NULL: there is none
+};
+
+static enum MHD_Result see_parameter(void *context, enum MHD_ValueKind kind, const char *name,
+                                     const char *value)
+{
+    struct parameters *p = context;
+    const char *const *known = p->known;
+    (void)kind, (void)value;
+    while (*known && strcmp(*known, name) != 0) known++;
+    if (!*known) p->stranger = name;
+    return *known ? MHD_YES : MHD_NO;
+}
+
+bool http_takes_only(struct http_request *q, const char *const *names)
+{
+    struct parameters p = {names, NULL};
+    MHD_get_connection_values(q->connection, MHD_GET_ARGUMENT_KIND, see_parameter, &p);
+    if (p.stranger)
+        http_fail(q, 400, "\"%s\" is no parameter of %s; %s lists what there is",
+                  CUT(p.stranger, 48), q->route->path, q->listener->http->options.page);
+    return !p.stranger;
 }
 
 void http_attach(struct http_request *q, void *attached,

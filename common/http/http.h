@@ -66,6 +66,8 @@ void http_take_body(struct http_request *q, struct http_body *ret);
 void http_body_release(struct http_body *body);
 int http_which(const struct http_request *q);                           // its route's
 const char *http_query(const struct http_request *q, const char *name); // NULL: not given
+// Whether the URL has no other parameter than these (NULL-ended); else the request has its answer.
+bool http_takes_only(struct http_request *q, const char *const *names);
 const char *http_path_tail(const struct http_request *q); // of the path, behind a route's "/a/"
 const char *http_header_of(const struct http_request *q, const char *name); // NULL: not given
 // X-Request-Id as the client sent it, or one made up; it stands in the response's header.

@@ -10,6 +10,7 @@
 #include "common/base/dtype.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
+#include "common/base/options.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -170,6 +171,7 @@ void handle_bridge_info(void *server, struct http_request *q)
 {
     struct server *s = server;
     bool checksums = asked(q, "checksums");
+    if (!http_takes_only(q, OPTION_WORDS("canary", "checksums"))) return;
     if (!checksums && !asked(q, "canary")) {
         http_reply_json(q, 200, info_json(s, 0));
         return;
@@ -216,7 +218,7 @@ static void paused(struct pending *pending)
 void handle_bridge_pause(void *server, struct http_request *q)
 {
     struct server *s = server;
-    if (!server_is_open(s, q)) return;
+    if (!server_is_open(s, q) || !http_takes_only(q, OPTION_WORDS(NULL))) return;
     struct pending *j = pending_new(s, q, sizeof(struct bridge_pending), paused);
     if (j) pending_block(j, run_pause);
 }
@@ -224,6 +226,7 @@ void handle_bridge_pause(void *server, struct http_request *q)
 void handle_bridge_resume(void *server, struct http_request *q)
 {
     struct server *s = server;
+    if (!http_takes_only(q, OPTION_WORDS(NULL))) return;
     enum status st = engine_resume(s->engine);
     if (st != ST_OK) {
         http_fail_status(q, st);
@@ -307,6 +310,7 @@ void handle_stop(void *server, struct http_request *q)
 {
     struct server *s = server;
     const char *name = http_query(q, "request_id"), *groups = http_query(q, "group_ids");
+    if (!http_takes_only(q, OPTION_WORDS("request_id", "group_ids"))) return;
     json_t *ids = groups ? json_loads(groups, 0, NULL) : NULL, *id;
     int n = 0;
     size_t i;

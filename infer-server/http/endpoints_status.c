@@ -163,6 +163,7 @@ void handle_spec_decode_stats(void *server, struct http_request *q)
     struct json_out out = {&body, false}, *o = &out;
     const char *id = http_query(q, "id");
     char method[64];
+    if (!http_takes_only(q, OPTION_WORDS("id"))) return;
     const struct spec_window_entry *e = id ? spec_window_find(&s->metrics, id, NULL) : NULL;
     if (id && !e) {
         http_fail(q, 404, "\"id\": none of the %d samples that ended last is of request \"%s\"",

@@ -13,6 +13,13 @@ TEST(test_bridge_info)
     json_int_t n = int_of(info, "num_tensors");
     info = daemon_get(served.socket, "/bridge/info?canary=1&checksums=1", 200);
     assert_int_equal(strlen(text_of(info, "canary")), 16);
+    static const char *const misspelt[][2] = {
+        {"/bridge/info?canary=1&checksum=1", "\"checksum\" is no parameter of /bridge/info"},
+        {"/v1/spec_decode_stats?request_id=a", "\"request_id\" is no parameter of"}};
+    for (int i = 0; i < 2; i++)
+        assert_contains(text_of(daemon_get(served.socket, misspelt[i][0], 400), "error.message"),
+                        misspelt[i][1]);
+    daemon_get(served.socket, "/v1/models?api-version=1", 200); // as clients of OpenAI's may
     const json_t *sums = json_object_get(info, "checksums");
     assert_int_equal(json_array_size(sums), n);
     for (json_int_t i = 0; i < n; i++)
