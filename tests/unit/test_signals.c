@@ -159,6 +159,35 @@ TEST(test_second_signal_leaves)
     close(ends[0]);
 }
 
+// Who presses Ctrl-C twice at once is told of both.
+TEST(test_two_before_it_looks)
+{
+    int ends[2];
+    char text[512];
+    assert_int_equal(pipe(ends), 0);
+    pid_t pid = control_test_fork();
+    if (pid == 0) {
+        struct stop *stop;
+        dup2(ends[1], STDERR_FILENO);
+        log_open("trainer", LOG_INFO);
+        stop_catch_signals();
+        if (stop_watch_new(&(struct stop_options){.first = "it ends"}, &stop) != ST_OK) _exit(91);
+        raise(SIGINT);
+        raise(SIGINT);
+        clock_sleep_ms(CONTROL_TEST_MS);
+        _exit(92);
+    }
+    assert_int_equal(status_within(pid, CONTROL_TEST_MS), 1);
+    close(ends[1]);
+    const ssize_t n = read(ends[0], text, sizeof text - 1);
+    assert_true(n > 0);
+    text[n] = 0;
+    close(ends[0]);
+    const char *first = strstr(text, "signal: it ends; a second one ends it at once");
+    assert_non_null(first);
+    assert_non_null(strstr(first, "second signal: ending at once"));
+}
+
 // A terminal that is closed asks for an end too, unless nohup says otherwise.
 TEST(test_hangup)
 {

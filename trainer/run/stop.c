@@ -59,7 +59,7 @@ void stop_catch_signals(void)
 // By who sees the signal first: what comes of it is logged behind it.
 static void say_first(void)
 {
-    const char *first = signals_seen == 1 ? atomic_exchange(&sentence, NULL) : NULL;
+    const char *first = signals_seen ? atomic_exchange(&sentence, NULL) : NULL;
     if (first) log_info("signal: %s; a second one ends it at once", first);
 }
 
