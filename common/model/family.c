@@ -327,7 +327,9 @@ static enum status configure_olmoe(const char *where, const json_t *json, struct
     // where there are both names of the number, this one counts
     CHECK(json_get_int32(where, json, "num_local_experts", moe.top_k, 1024, &moe.n_experts));
     if (json_has(json, "clip_qkv"))
-        FAIL(ST_UNSUPPORTED, "%s: clip_qkv is not supported (no published OLMoE has it)", where);
+        FAIL(ST_UNSUPPORTED,
+             "%s: clip_qkv is not supported (no published OLMoE has it): give a folder without it",
+             where);
     for (int l = 0; l < c->n_layers; l++) c->layers[l].moe = moe;
     if (!json_has(json, "router_aux_loss_coef")) c->router_aux_loss_coef = 0.01;
 out:
