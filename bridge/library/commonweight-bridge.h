@@ -67,7 +67,8 @@ CW_BRIDGE_API const char *cw_bridge_model(const struct cw_bridge *bridge);  // f
 CW_BRIDGE_API int cw_bridge_check(const struct cw_bridge *bridge);
 
 // One writer at a time; a second is refused with the first one's pid. A thread of the library keeps
-// the lease's heartbeat until it is given back.
+// the lease's heartbeat until it is given back. Of a bridge that holds it, taking it again changes
+// nothing: calls are not counted, and the first cw_bridge_give_lease() gives it back.
 CW_BRIDGE_API int cw_bridge_take_lease(struct cw_bridge *bridge);
 CW_BRIDGE_API void cw_bridge_give_lease(struct cw_bridge *bridge);
 

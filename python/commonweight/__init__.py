@@ -209,7 +209,7 @@ class Bridge:
         for name in ("message", "error_words", "role_at", "socket", "model"):
             getattr(self.lib, "cw_bridge_" + name).restype = ctypes.c_char_p
         self.lib.cw_bridge_version.restype = ctypes.c_uint64
-        self.opened = ctypes.c_void_p()
+        self.opened, self.leases = ctypes.c_void_p(), 0
         self.call("open", os.fsencode(path) if path else None, ctypes.byref(self.opened))
 
     @property
@@ -257,12 +257,16 @@ class Bridge:
 
     @contextlib.contextmanager
     def lease(self):
-        """This process is the writer meanwhile; one at a time."""
+        """This process is the writer meanwhile; one at a time. One lease inside another is the same: it
+        is given back at the end of the outer one."""
         self.call("take_lease", self.handle)
+        self.leases += 1
         try:
             yield self
         finally:
-            self.lib.cw_bridge_give_lease(self.handle)
+            self.leases -= 1
+            if not self.leases:
+                self.lib.cw_bridge_give_lease(self.handle)
 
     @contextlib.contextmanager
     def publish(self, timeout_ms=30000):

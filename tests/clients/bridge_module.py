@@ -20,6 +20,14 @@ bridge = commonweight.Bridge(sys.argv[1])
 assert bridge.roles() == ["policy"], bridge.roles()
 assert "model.norm.weight" in bridge.tensors(view=lambda t: t.bytes)
 refused(KeyError, "shares no 'draft', but policy", lambda: bridge.tensors("draft"))
+assert bridge.version() == 2
+with bridge.lease():
+    with bridge.lease():
+        pass
+    with bridge.publish():  # the outer lease is there still
+        pass
+assert bridge.version() == 4
+refused(RuntimeError, "lease", lambda: bridge.publish().__enter__())
 bridge.close()
 bridge.close()
 for method in (bridge.roles, bridge.tensors, bridge.version, bridge.socket, bridge.model, bridge.check):

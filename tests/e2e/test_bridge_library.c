@@ -93,6 +93,7 @@ TEST(publishes_in_place)
     assert_int_not_equal(lib.publish(bridge, 5000, add_one, bridge, NULL), 0); // no lease
     assert_contains(lib.message(), "lease");
     assert_int_equal(lib.take(bridge), 0);
+    assert_int_equal(lib.take(bridge), 0); // which changes nothing
     struct cw_bridge_times times;
     if (lib.publish(bridge, 10000, add_one, bridge, &times)) fail_msg("%s", lib.message());
     assert_int_equal(lib.version(bridge), version + 2);
@@ -118,6 +119,7 @@ TEST(publishes_in_place)
     assert_int_equal(waitpid(child, &exit_status, 0), child);
     assert_int_equal(exit_status, 0);
     lib.give(bridge);
+    assert_int_not_equal(lib.publish(bridge, 5000, add_one, bridge, NULL), 0);
     assert_int_equal(lib.take(bridge), 0);
     lib.close(bridge);
 }
