@@ -4,18 +4,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands.h"
 #include "common/model/model.h"
+#include "common/model/model_folder.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "common/model/adapter.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/options_shared.h"
 
-#include <sys/stat.h>
-
 struct merge_config {
     const char *model, *adapter, *out;
     int dtype; // dtype_option_names
     int to;    // quantization_names
+    bool overwrite;
     enum log_level log_level;
 };
 
@@ -25,6 +25,7 @@ const struct option_spec merge_options[] = {
     OPT_TEXT("adapter", adapter, NULL, "DIR",
              "PEFT folder of a LoRA adapter (needed, but with --to)"),
     OPT_TEXT("out", out, NULL, "DIR", "model folder to write (needed)"),
+    OPT_FLAG("overwrite", overwrite, NULL, "replace --out where it is there"),
     OPT_CHOICE(
         "dtype", dtype, "auto", dtype_option_names,
         "of the weights written; auto: bf16 where the model's config.json says so, else f32"),
@@ -91,15 +92,10 @@ out:
 static enum status check(void *context, struct option_set *set)
 {
     const struct merge_config *c = context;
-    struct stat out, model;
     (void)set;
     log_open("cw-trainer", c->log_level);
-    if (c->model && c->out && stat(c->out, &out) == 0 && stat(c->model, &model) == 0 &&
-        out.st_dev == model.st_dev && out.st_ino == model.st_ino)
-        return status_fail(ST_INVALID,
-                           "--out %s is the base's own folder, which would be lost; take another",
-                           c->out);
-    if (c->model && c->out && (c->adapter || c->to)) return ST_OK;
+    if (c->model && c->out && (c->adapter || c->to))
+        return model_folder_check_out(c->out, c->overwrite, OPTION_WORDS(c->model, c->adapter), 2);
     return status_fail(
         ST_INVALID, "--model DIR, --adapter DIR and --out DIR are needed; with --to no adapter is");
 }

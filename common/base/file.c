@@ -432,6 +432,14 @@ bool file_exists_in(const char *folder, const char *name)
     return path_put(path, folder, "%s", name) == ST_OK && file_exists(path);
 }
 
+bool file_is_within(const char *path, const char *folder)
+{
+    char of[PATH_ROOM], in[PATH_ROOM];
+    if (!realpath(path, of) || !realpath(folder, in)) return false;
+    const size_t len = strlen(in);
+    return strncmp(of, in, len) == 0 && (!of[len] || of[len] == '/');
+}
+
 enum status path_absolute(const char *path, char *ret, size_t size)
 {
     char folder[PATH_ROOM] = "";

@@ -61,6 +61,8 @@ void file_map_release(struct file_map *map);
 // Also where it is a link that leads nowhere: what reads it then says so.
 bool file_exists(const char *path);
 bool file_exists_in(const char *folder, const char *name);
+// Whether the path is the folder or something in it; both must be there for that.
+bool file_is_within(const char *path, const char *folder);
 // ST_IO where it is such a link, naming what it leads to.
 enum status file_check_link(const char *path);
 enum status file_make_folders(const char *path); // mkdir -p, 0755; new names are fsynced

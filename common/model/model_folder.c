@@ -234,3 +234,43 @@ enum status model_config_path_check(const char *path)
     return file_exists(path) || !is_hub_name(path) || strstr(path, ".json") ? ST_OK
                                                                             : no_such_folder(path);
 }
+
+// Whether a model or an adapter that is written here may have that.
+static bool is_written(const char *name)
+{
+    static const char *const own[] = {"config.json",          "model.safetensors",
+                                      "adapter_config.json",  "adapter_model.safetensors",
+                                      MODEL_TEMPLATES_FOLDER, "trainer"};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (strcmp(own[i], name) == 0) return true;
+    for (const char *const *n = model_folder_files; *n; n++)
+        if (strcmp(*n, name) == 0) return true;
+    return false;
+}
+
+enum status model_folder_check_out(const char *out, bool overwrite, const char *const *read, int n)
+{
+    enum status st = ST_OK;
+    json_t *names = json_folder(out), *name;
+    size_t i;
+    if (!file_exists(out) || (names && json_array_size(names) == 0)) goto out;
+    for (int k = 0; k < n; k++)
+        if (read[k] && file_is_within(read[k], out))
+            FAIL(ST_INVALID, "--out %s would replace %s, which is read here; take another folder",
+                 out, read[k]);
+    if (!overwrite)
+        FAIL(ST_INVALID,
+             "--out %s is there already; take another folder, or say --overwrite to replace it "
+             "whole",
+             out);
+    if (!names) FAIL(ST_INVALID, "--out %s cannot be read as a folder; take another", out);
+    json_array_foreach (names, i, name)
+        if (!is_written(json_string_value(name)))
+            FAIL(ST_INVALID,
+                 "--out %s holds %s, which is none of a model's files as they are written here, so "
+                 "--overwrite does not replace it; take another folder",
+                 out, json_string_value(name));
+out:
+    json_decref(names);
+    return st;
+}

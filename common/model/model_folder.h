@@ -11,6 +11,7 @@
 
 // Beside config.json and the weights; all optional, copied into checkpoints. NULL-ended.
 extern const char *const model_folder_files[];
+#define MODEL_TEMPLATES_FOLDER "additional_chat_templates" // likewise
 
 // Of a model folder's file, or of what a GGUF file given in a folder's place says instead: whether
 // it is there, its content, which replaces the buffer's, and its JSON, of one that is not there
@@ -32,5 +33,8 @@ void model_folder_name(const char *folder, char *ret, size_t size);
 enum status model_folder_check(const char *folder, const char *needed);
 // The same where a config.json by itself is wanted: a folder or a name of the Hub is none.
 enum status model_config_path_check(const char *path);
+// Whether --out may be written: what is there is replaced on request only, and only if it holds no
+// other files than models written here do, and none of `read`, n paths or NULLs.
+enum status model_folder_check_out(const char *out, bool overwrite, const char *const *read, int n);
 
 #endif

@@ -100,8 +100,10 @@ TEST(in_fp8_it_is_what_a_server_multiplies)
     assert_memory_equal(want, have, sizeof want);
     logits_of(fp8, QUANTIZATION_FP8_WEIGHTS, have);
     assert_memory_equal(want, have, sizeof want);
-    merge_to(0, fp8, sum,
-             "--to fp8-weights"); // of what has no adapter, over a folder that is there
+    // of what has no adapter, over a folder that is there
+    assert_contains(merge_to(2, fp8, sum, "--to fp8-weights"),
+                    "sum is there already; take another");
+    merge_to(0, fp8, sum, "--to fp8-weights --overwrite");
     logits_of(sum, QUANTIZATION_NONE, have);
     assert_memory_equal(want, have, sizeof want);
 }
@@ -135,11 +137,11 @@ TEST(in_fp8_as_compressed_tensors_has_it)
         n++;
     }
     assert_int_equal(n, 2 * (4 + 8 * 3));
-    merge_to(0, test_golden("qwen3-moe"), out, "--to fp8-weights");
+    merge_to(0, test_golden("qwen3-moe"), out, "--to fp8-weights --overwrite");
     config = json_of_file(test_path(out, "config.json"));
     assert_json(json_at(config, "quantization_config.config_groups.group_0"),
                 "{'input_activations':null}");
-    assert_contains(merge_to(1, test_golden("gpt-oss"), out, "--to fp8"),
+    assert_contains(merge_to(1, test_golden("gpt-oss"), out, "--to fp8 --overwrite"),
                     "GptOssForCausalLM has all experts in one tensor");
 }
 
@@ -151,7 +153,14 @@ TEST(what_does_not_fit_is_named)
     test_write(test_path(other, "adapter_config.json"), "{\"use_dora\":true}", 17);
     assert_contains(merge(1, model, other, out), "use_dora is set: DoRA is not supported");
     assert_contains(merge(1, adapter, adapter, out), "config.json");
-    assert_contains(merge(2, model, adapter, test_path(model, ".")), "the base's own folder");
+    const char *const read[] = {test_path(model, "."), adapter};
+    for (int i = 0; i < 2; i++)
+        assert_contains(merge(2, model, adapter, read[i]),
+                        test_text("--out %s would replace %s, which is read here", read[i],
+                                  i ? adapter : model));
+    test_write(test_path(model, "README.md"), "#", 1);
+    assert_contains(merge_to(2, test_golden("llama3"), model, "--to fp8 --overwrite"),
+                    "model holds README.md, which is none of a model's files");
     assert_contains(test_output(2, args("%s merge --model %s", test_binary("cw-trainer"), model)),
                     "--adapter DIR and --out DIR are needed; with --to no adapter is");
 }

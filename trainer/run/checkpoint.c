@@ -230,13 +230,12 @@ out:
 // The chat templates by name; a folder without any is fine.
 static enum status copy_chat_templates(const char *from, const char *to)
 {
-    static const char subfolder[] = "additional_chat_templates";
     char source[PATH_ROOM], target[PATH_ROOM];
     json_t *names = NULL, *name;
     size_t i;
     enum status st;
-    CHECK(path_put(source, from, subfolder));
-    CHECK(path_put(target, to, subfolder));
+    CHECK(path_put(source, from, MODEL_TEMPLATES_FOLDER));
+    CHECK(path_put(target, to, MODEL_TEMPLATES_FOLDER));
     if (json_array_size(names = json_folder(source)) == 0) goto out;
     CHECK(file_make_folders(target));
     json_array_foreach (names, i, name)

@@ -18,11 +18,11 @@
 #include "trainer/run/runlog.h"
 #include "common/base/file.h"
 #include "common/model/adapter.h"
+#include "common/model/model_folder.h"
 #include "common/text/tokenizer.h"
 #include "kernels/comm.h"
 #include "trainer/run/warnings.h"
 
-#include <dirent.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -31,30 +31,6 @@
 #define MEASURED_SAID 1000 // passes between two lines of progress
 
 // ---- options -----------------------------------------------------------------------------------
-
-// Before anything is trained: a folder that is there is replaced on request only, and only if it is
-// a model's, or an adapter's.
-static enum status check_out(const struct train_config *c)
-{
-    enum status st = ST_OK;
-    DIR *dir = c->out && file_exists(c->out) ? opendir(c->out) : NULL;
-    int n = 0;
-    while (dir && n <= 2 && readdir(dir)) n++;
-    if (dir) closedir(dir);
-    if (!c->out || !file_exists(c->out) || n == 2) return ST_OK; // . and ..
-    if (!c->overwrite)
-        FAIL(ST_INVALID,
-             "--out %s is there already; take another folder, or say --overwrite to replace it "
-             "whole",
-             c->out);
-    if (!file_exists_in(c->out, "config.json") && !file_exists_in(c->out, ADAPTER_CONFIG_FILE))
-        FAIL(ST_INVALID,
-             "--out %s is no model folder (it has no config.json), so --overwrite does not "
-             "replace it; take another",
-             c->out);
-out:
-    return st;
-}
 
 static enum status dataset_check(struct run *run, struct option_set *set, struct train_config *c)
 {
@@ -89,7 +65,9 @@ static enum status dataset_check(struct run *run, struct option_set *set, struct
     run->resolved.loss.type = (enum loss_type)(task->loss + (task->sides > 1 ? c->preference : 0));
     if (task->sides > 1) CHECK(loss_check_pairs(&run->resolved.loss));
     CHECK(schedule_check(&c->learner.schedule));
-    if (run->launch->ranks.rank == 0) CHECK(check_out(c));
+    if (c->out && run->launch->ranks.rank == 0) // before anything is trained
+        CHECK(model_folder_check_out(c->out, c->overwrite,
+                                     OPTION_WORDS(c->model, c->tokenizer, c->init), 3));
     st = prompts_check(&c->prompts);
 out:
     return st;

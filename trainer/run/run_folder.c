@@ -92,15 +92,6 @@ static bool learned_nothing(const char *folder, const char *latest)
     return of_a_folder;
 }
 
-// Whether the path is the folder or something in it; both must be there for that.
-static bool is_within(const char *path, const char *folder)
-{
-    char of[PATH_ROOM], in[PATH_ROOM];
-    if (!realpath(path, of) || !realpath(folder, in)) return false;
-    const size_t len = strlen(in);
-    return strncmp(of, in, len) == 0 && (!of[len] || of[len] == '/');
-}
-
 static enum status open_folder(struct run *run, bool *ret_replaced, char ret_latest[PATH_ROOM])
 {
     const struct train_config *c = run->config;
@@ -108,7 +99,7 @@ static enum status open_folder(struct run *run, bool *ret_replaced, char ret_lat
     char checkpoints[PATH_ROOM];
     CHECK(make_folder(run));
     CHECK(path_put(checkpoints, run->folder, "checkpoints"));
-    if (c->out && is_within(run->folder, c->out))
+    if (c->out && file_is_within(run->folder, c->out))
         FAIL(ST_INVALID,
              "--out %s holds the run folder %s, which the model would replace; take another",
              c->out, run->folder);
@@ -129,7 +120,7 @@ static enum status open_folder(struct run *run, bool *ret_replaced, char ret_lat
         // What is read here must not be of the run that goes.
         const char *options[] = {"model", "tokenizer"}, *read[] = {c->model, c->tokenizer};
         for (int i = 0; i < 2; i++)
-            if (read[i] && is_within(read[i], checkpoints))
+            if (read[i] && file_is_within(read[i], checkpoints))
                 FAIL(ST_INVALID,
                      "--%s %s is of the run that --overwrite replaces; copy it elsewhere first, or "
                      "take another --run-dir",
