@@ -439,3 +439,12 @@ enum status http_get_json(struct http_client *c, const char *path, int timeout_m
 {
     return http_perform_json(c, &(struct http_call){.path = path, .timeout_ms = timeout_ms}, ret);
 }
+
+enum status http_post(struct http_client *c, const char *path, json_t *body, int timeout_ms)
+{
+    const struct http_call call = {.path = path, .body = body, .timeout_ms = timeout_ms};
+    enum status st = body ? http_perform(c, &call, NULL)
+                          : status_fail(ST_NO_MEMORY, "no memory to ask for %s", path);
+    json_decref(body);
+    return st;
+}

@@ -60,6 +60,8 @@ enum status http_perform(struct http_client *c, const struct http_call *call,
                          struct bytes *ret_body);
 enum status http_get(struct http_client *c, const char *path, int timeout_ms,
                      struct bytes *ret_body);
+// A POST of a body whose reference it takes; NULL: there was no memory for it.
+enum status http_post(struct http_client *c, const char *path, json_t *body, int timeout_ms);
 // Likewise, of a response that is JSON.
 enum status http_perform_json(struct http_client *c, const struct http_call *call, json_t **ret);
 enum status http_get_json(struct http_client *c, const char *path, int timeout_ms, json_t **ret);

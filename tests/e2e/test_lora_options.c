@@ -34,6 +34,32 @@ TEST(each_works_or_is_named)
     train_rows(&scene, "lora_options", "each_works_or_is_named", with_lora);
 }
 
+static bool is_loaded(const char *name)
+{
+    const json_t *status = daemon_get(scene.daemon.socket, "/lora/status", 200), *given;
+    size_t i;
+    json_array_foreach (json_object_get(status, "available_adapters"), i, given)
+        if (strcmp(json_string_value(given), name) == 0) return true;
+    return false;
+}
+
+// It goes, with its rank, where the start made it; what was there before stays.
+TEST(a_refused_start_leaves_no_adapter)
+{
+    struct scene *s = &scene;
+    unload("policy");
+    for (int rank = 2; rank < 4; rank++) {
+        assert_train(s, 1, "refused", "--lora-r %d --train-draft --draft-depths 2", rank);
+        assert_said(s, "--draft-depths 2: it is of a layer that predicts further tokens");
+        assert_said(s, "the adapter 'policy', made for this run, is unloaded");
+        assert_false(is_loaded("policy"));
+    }
+    assert_train(s, 0, "trained", "--lora-r 2 --max-steps 1");
+    assert_train(s, 1, "refused", "--lora-r 2 --train-draft --draft-depths 2");
+    assert_true(is_loaded("policy"));
+    daemon_holds_adapter(&s->daemon, "policy", latest(s, "trained"));
+}
+
 TEST(resuming_wants_the_same_adapter)
 {
     unload("two");

@@ -61,6 +61,7 @@ struct run {
     struct train_ranks ranks;
     struct mapped mapped; // what is trained
     struct http_client *http;
+    bool made_adapter;               // on the server, by this run, which has not begun yet
     struct rollout_servers *servers; // who samples
     struct source *source;           // of samples
     int64_t server_context;          // tokens; with --rollouts
@@ -214,6 +215,7 @@ enum status run_open_own(struct run *run);
 // the server shares; sets run->mapped.base.
 enum status run_make_adapter(struct run *run);
 enum status run_open_adapter(struct run *run);
+void run_unload_adapter(struct run *run); // that a run made which never began
 enum status run_find_base(struct run *run);
 // Who samples for the run: run->source.
 enum status run_open_source(struct run *run);

@@ -294,6 +294,7 @@ static enum status run_all(void *context)
         CHECK(launch_open_server(&p->launch, c->model, c->server_timeout));
     begin(&p->run);
     CHECK(p->run.task->kind->open(&p->run));
+    p->run.made_adapter = false; // from here on it stays
     run_log_course(&p->run);
     st = loop(&p->run);
 out:

@@ -83,7 +83,7 @@ static enum status open_policy(struct run *run)
     CHECK(check_tandem(run));
     if (!run->mapped.policy)
         CHECK(role_open(run->mapped.bridge, role, &run->mapped.model, &run->mapped.policy));
-    CHECK(http_client_new(file->socket, &run->http));
+    if (!run->http) CHECK(http_client_new(file->socket, &run->http));
     *run->servers = rollout_servers_of(run->http, mapped_control(&run->mapped),
                                        run->mapped.model->vocab_size, run->config->rollout_timeout);
     CHECK(run_open_adapter(run));
@@ -538,8 +538,9 @@ void run_close(struct run *run, enum status outcome)
     spec_watch_free(run->watch);
     server_process_free(run->own.server);
     device_free(run->own.device);
-    http_client_free(run->http);
     mapped_release(&run->mapped);
+    run_unload_adapter(run); // which is mapped no more
+    http_client_free(run->http);
     json_decref(run->best_of);
     json_decref(run->gathered);
     json_decref(run->start);

@@ -123,9 +123,7 @@ struct adapter_call {
 static enum status send_call(void *context)
 {
     const struct adapter_call *c = context;
-    const struct http_call call = {
-        .path = "/v1/load_lora_adapter", .body = c->body, .timeout_ms = MAKE_MS};
-    return http_perform(c->http, &call, NULL);
+    return http_post(c->http, "/v1/load_lora_adapter", json_incref(c->body), MAKE_MS);
 }
 
 // One of that name must be as this run wants it.
@@ -142,18 +140,33 @@ enum status run_make_adapter(struct run *run)
     CHECK(lora_config_json(lora, file->roles[0].model, &config));
     call.body =
         json_pack("{s:s, s:O, s:b}", "lora_name", lora->name, "config", config, "load_inplace", 1);
-    if (!call.body) FAIL(ST_NO_MEMORY, "no memory to ask for an adapter");
-    CHECK(http_client_new(file->socket, &call.http));
+    CHECK(http_client_new(file->socket, &run->http));
+    call.http = run->http;
     CHECK(run_retry(ST_BUSY, send_call, &call));
+    run->made_adapter = !held && run->launch->ranks.size == 1; // else others map it too
     log_info("the adapter '%s' is %s", lora->name,
              held ? "one that the server holds, and its weights are replaced or trained on"
                   : "made by the server");
 out:
-    http_client_free(call.http);
     json_decref(call.body);
     json_decref(config);
     bridge_file_free(file);
     return status_context(st, "--lora-r %" PRId64, lora->r);
+}
+
+// Else the next start, of another rank or scale, would be refused for what none has trained.
+void run_unload_adapter(struct run *run)
+{
+    const char *name = run->config->lora.name;
+    struct status_kept why;
+    if (!run->made_adapter) return;
+    status_keep(&why, ST_CANCELLED);
+    if (http_post(run->http, "/v1/unload_lora_adapter", json_pack("{s:s}", "lora_name", name),
+                  MAKE_MS) == ST_OK)
+        log_info("the adapter '%s', made for this run, is unloaded", name);
+    else
+        log_warn("the adapter '%s', made for this run, stays loaded: %s", name, status_message());
+    status_recall(&why);
 }
 
 // Of a base from that folder.

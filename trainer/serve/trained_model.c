@@ -32,20 +32,11 @@
 
 // ---- the server's adapters ----------------------------------------------------------------------
 
-// Takes the body's reference.
-static enum status post(struct trained_model *m, const char *path, json_t *body)
-{
-    const struct http_call call = {.path = path, .body = body, .timeout_ms = RESPONSE_MS};
-    enum status st = body ? http_perform(m->server, &call, NULL)
-                          : status_fail(ST_NO_MEMORY, "no memory to ask for an adapter");
-    json_decref(body);
-    return st;
-}
-
 static enum status ask_unload(struct trained_model *m, const char *adapter)
 {
-    return post(m, "/v1/unload_lora_adapter",
-                json_pack("{s:s, s:i}", "lora_name", adapter, "writer_pid", (int)getpid()));
+    return http_post(m->server, "/v1/unload_lora_adapter",
+                     json_pack("{s:s, s:i}", "lora_name", adapter, "writer_pid", (int)getpid()),
+                     RESPONSE_MS);
 }
 
 static enum status unload_left(void *context)
@@ -125,7 +116,8 @@ enum status server_adapters_add(struct trained_model *m, enum snapshot_kind kind
 {
     enum status st = make_room(m, kind == KEPT ? name : NULL);
     json_t *body = json_pack("{s:s, s:o}", "lora_name", adapter, key, value);
-    if (st == ST_OK) st = post(m, "/v1/load_lora_adapter", json_incref(body));
+    if (st == ST_OK)
+        st = http_post(m->server, "/v1/load_lora_adapter", json_incref(body), RESPONSE_MS);
     json_decref(body);
     return st == ST_OK ? snapshots_add(m->info.snapshots, kind, name, adapter) : st;
 }
