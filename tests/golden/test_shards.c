@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 enum { FIRST = 11, SECOND = 7, ROWS = FIRST + SECOND, CHUNK = 5, BLOCK = 4 };
+#define LIMIT_MS  300000 // four ranks under the sanitizers, on two cores, take over two minutes
 #define COMPARED  "all folders were compared" // each rank says so, in the end
 #define TOLERANCE 3e-5 // of the largest entry: sums of some hundred f32 products
 
@@ -691,7 +692,7 @@ static char *ranks_say(int n, const char *root)
     setenv("OMP_NUM_THREADS", "1", 1);
     setenv("SHARDS_FOLDER", test_folder(), 1);
     const int status =
-        test_command(log, 120000, JOIN(mpirun_words(n), OPTIONS(self, "--rank", root)));
+        test_command(log, LIMIT_MS, JOIN(mpirun_words(n), OPTIONS(self, "--rank", root)));
     char *text = test_read(log);
     if (status != 0) print_error("%s\n", text);
     assert_int_equal(status, 0);
