@@ -71,6 +71,22 @@ TEST_IN(eval_writes_samples, scene_open)
     assert_string_equal(test_read(output), kept);
 }
 
+// What no term applies to has no reward, which is not 0.
+TEST_IN(what_is_not_scored_has_no_reward, scene_open)
+{
+    const char *half = "n=1; while read -r a; do n=$((1-n)); "
+                       "[ $n = 0 ] && echo '{\"reward\": null}' || echo '{\"reward\": 3}'; done\n",
+               *none = "while read -r a; do echo '{\"reward\": null}'; done\n";
+    const char *words = "eval --bridge %s --data %s --reward %s --max-completion-length 8 "
+                        "--reward-groups --num-generations 2 --temperature 1";
+    assert_trainer(s, 0, words, s->daemon.bridge, s->data, scene_scorer(s, half));
+    assert_said(s, "reward 3.0000 +- 0.0000, 20 prompts");
+    assert_false(said(s, "no term of --reward applied"));
+    assert_trainer(s, 0, words, s->daemon.bridge, s->data, scene_scorer(s, none));
+    assert_said(s, "no term of --reward applied to 20 of 20 prompts");
+    assert_said(s, "reward nan +- 0.0000");
+}
+
 // ---- commands -----------------------------------------------------------------------------------
 
 TEST_IN(commands_in_a_run, scene_open)

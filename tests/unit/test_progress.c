@@ -64,6 +64,10 @@ TEST(rewards_without_spread)
     s = (struct divergence){0};
     flat.accuracy = -1;
     assert_int_equal(times_said(&s, &flat, 99, "look at --reward"), 1);
+    s = (struct divergence){0};
+    flat.reward = flat.teacher = NAN; // no term applies to any sample
+    assert_int_equal(times_said(&s, &flat, 99, "the same reward, or none (mean nan)"), 1);
+    assert_sums_up(&s, "in none of the 99 steps");
 }
 
 // Distillation without a reward has no spread of rewards, and learns.

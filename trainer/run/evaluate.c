@@ -6,6 +6,7 @@
 #include "trainer/run/evaluate.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
+#include "common/base/log.h"
 #include "trainer/reward/math/prose.h"
 #include "trainer/rollout/rollout.h"
 #include "trainer/run/runlog.h"
@@ -173,6 +174,10 @@ enum status evaluate(const struct evaluation *e, struct bytes *ret_lines, struct
         rollout_free(order.rollout);
         if (st != ST_OK) return st;
     }
+    if (r.reward.n == 0) r.reward.mean = NAN;
+    if (r.reward.n < n)
+        log_info("no term of --reward applied to %d of %d prompts; the reward is the others' mean",
+                 n - r.reward.n, n);
     r.accuracy = reward_info(e->reward)->accuracy_term >= 0 ? r.accuracy / samples : -1;
     r.mean_length /= samples;
     r.truncated /= samples;

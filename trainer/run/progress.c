@@ -72,15 +72,15 @@ static bool is_news(const struct divergence *s, bool shows, long *said)
 
 static void look_at_rewards(struct divergence *s, const struct progress *now, struct bytes *ret)
 {
-    if (!isfinite(now->reward)) return; // a teacher alone is learnt from
+    if (!isfinite(now->reward) && isfinite(now->teacher)) return; // which alone is learnt from
     s->flat = now->zero_spread >= 1 ? s->flat + 1 : 0;
     s->flat_steps += s->flat > 0;
     s->wrong = now->accuracy == 0 ? s->wrong + 1 : 0;
     s->still = now->grad_norm == 0 ? s->still + 1 : 0;
     if (is_time(s->flat)) {
         bytes_printf(ret,
-                     "in the last %d steps all samples of a prompt had the same reward (mean "
-                     "%.3f), in every group: there was nothing to learn from; ",
+                     "in the last %d steps all samples of a prompt had the same reward, or "
+                     "none (mean %.3f), in every group: there was nothing to learn from; ",
                      s->flat, now->reward);
         bytes_puts(ret, now->accuracy == 0
                             ? "no sample was right: look at some of them (--log-completions), at "
