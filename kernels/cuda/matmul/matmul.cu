@@ -636,7 +636,7 @@ static const op_variant matmul_rows[] = {
         "gradient", "A a gradient in e4m3 or e5m2: rounded, then as rows in e4m3"),
     variant<matmul_call, matmul_e4m3<STORED, true>>(
         "few_rounded",
-        "A and B in e4m3, bf16 on 9.0, k a multiple of 64, n of 16; up to 128 rows, of experts "
+        "A and B in e4m3, bf16 on 9.0, k a multiple of 64, n of 16; up to 64 rows, of experts "
         "any"),
     variant<matmul_call, library_rounded>(
         "library_rounded", "as few_rounded, of more rows; up to 1,023 with such an act"),

@@ -27,7 +27,7 @@
 #include <algorithm>
 
 #define MAX_TOKENS  512        // beyond, a matrix is widened as a whole
-#define MAX_ROUNDED 128        // beyond, the library is faster
+#define MAX_ROUNDED 64         // beyond, the library is faster
 #define MAX_SLABS   24         // of a block
 #define AHEAD       (64 << 10) // bytes of weights that are asked for before the first tokens
 
