@@ -65,12 +65,10 @@ INLINE void convolve(float (&sum)[V], const float (&x)[N][V], int own,
     });
 }
 
-// Up to RUN rows of a sequence, of a paged batch with the unit's before it, and whether all that
-// they meet is among these, with the `ahead` rows behind them.
+// Up to RUN rows of a sequence, of a paged batch with the unit's before it.
 struct conv_run {
     int begin, end; // rows that lie side by side
     int n;
-    bool alone;
     int position; // of a paged batch's first, and the window that the rows before it are in
     const float *window;
 };
@@ -79,24 +77,18 @@ struct conv_run {
 template <typename T>
 INLINE conv_run run_of_unit(const conv_rows<T> &a, int s, int begin, int end, int n)
 {
-    return {begin,
-            end,
-            n,
-            true,
-            a.b.positions[begin],
+    return {begin, end, n, a.b.positions[begin],
             a.b.states + a.b.state_from[s] * a.b.slot_elements};
 }
 
-template <typename T> INLINE conv_run run_at(const conv_rows<T> &a, int row, int last, int ahead)
+template <typename T> INLINE conv_run run_at(const conv_rows<T> &a, int row, int last)
 {
     int s = a.b.seq_of[row];
     const int end = a.b.query_start[s + 1], n = min(min(RUN, last - row), end - row);
     while (!a.b.packed && !unit_begins(&a.b, s)) s--;
     const int begin = a.b.query_start[s];
     if (!a.b.packed) return run_of_unit(a, s, begin, end, n);
-    const bool is_root = a.b.parent[s] < 0, is_leaf = ahead == 0 || a.b.attend_end[s] == end;
-    return {begin, end, n,
-            (row - a.taps + 1 >= begin || is_root) && (row + n + ahead <= end || is_leaf)};
+    return {begin, end, n};
 }
 
 // A row; zeros where the run has none.
@@ -118,6 +110,20 @@ INLINE void read_before(float (&to)[V], const conv_rows<T> &a, const conv_run &r
     if (at >= 0 && a.b.packed) load<T, V>(to, a.x + at * a.x_stride + c);
     const float *window = run.window + at % a.window * a.width + c;
     if (at >= 0 && !a.b.packed) unrolled<V>([&](int v) { to[v] = window[v]; });
+}
+
+// The inputs that rows of a run from `row` on meet, wherever these stand.
+template <int V, int TAPS, int N, typename T>
+INLINE void read_inputs(float (&x)[N][V], const conv_rows<T> &a, const conv_run &run, int row,
+                        int c)
+{
+    unrolled<N>([&](int i) {
+        const int at = row - TAPS + 1 + i;
+        if (i < TAPS - 1 && at < run.begin)
+            read_before(x[i], a, run, at, c);
+        else
+            read_row(x[i], a.x + c, a.x_stride, run, at);
+    });
 }
 
 // The windows that a unit leaves, of a channel.
@@ -156,16 +162,10 @@ __global__ void conv_kernel(T *y, const __grid_constant__ conv_rows<T> a)
     bool is_padding = FEW && a.b.state_slot[own] < 0;
     conv_run run = FEW ? run_of_unit(a, own, begin, last, 1) : conv_run{};
     for (int row = begin; row < last; row += run.n) {
-        if (!FEW) run = run_at(a, row, last, 0);
+        if (!FEW) run = run_at(a, row, last);
         if (!FEW && !a.b.packed) is_padding = a.b.state_slot[a.b.seq_of[row]] < 0;
         float x_of[N + TAPS - 1][V];
-        unrolled<N + TAPS - 1>([&](int i) {
-            const int at = row - TAPS + 1 + i;
-            if (i < TAPS - 1 && at < run.begin)
-                read_before(x_of[i], a, run, at, c);
-            else
-                read_row(x_of[i], a.x + c, a.x_stride, run, at);
-        });
+        read_inputs<V, TAPS>(x_of, a, run, row, c);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float sum[V];
@@ -234,41 +234,26 @@ void cuda_short_conv(struct device *dev, void *y, const struct conv_args *a,
     });
 }
 
-// The input that channel c meets `back` rows before row r of a packed batch.
+// The gradient of the sums before SiLU of the rows that stand `past` rows behind the first behind a
+// sequence that ends before row `end`, in all sequences that go on behind it.
 template <typename T>
-__device__ __noinline__ float input(const conv_rows<T> &a, int r, int back, int c)
-{
-    const int row = row_before(&a.b, r, back);
-    return row < 0 ? 0.f : to_f32(a.x[row * a.x_stride + c]);
-}
-
-// The sum before SiLU of a row of one, wherever what it meets stands.
-template <typename T> __device__ __noinline__ float convolve(const conv_rows<T> &a, int row, int c)
-{
-    float sum = a.bias ? to_f32(a.bias[c]) : 0.f;
-    for (int i = 0; i < a.taps; i++)
-        sum = fmaf(to_f32(a.w[c * a.taps + i]), input(a, row, a.taps - 1 - i, c), sum);
-    return sum;
-}
-
-// The gradient of the sums before SiLU of the rows that stand `ahead` rows behind row r: of its own
-// sequence, or of each that goes on behind it.
-template <typename T>
-__device__ __noinline__ float behind(const T *dy, const conv_rows<T> &a, int r, int ahead, int c)
+__device__ __noinline__ float behind(const T *dy, const conv_rows<T> &a, int end, int past, int c)
 {
     const delta_rows &b = a.b;
-    const auto slope = [&](int row) {
-        return conv_slope(a.bare, convolve(a, row, c), to_f32(dy[(int64_t)row * a.width + c]));
-    };
-    int s = b.seq_of[r];
-    if (r + ahead < b.query_start[s + 1]) return slope(r + ahead);
-    int position = b.first_position[s] + r - b.query_start[s] + ahead;
-    float sum = 0;
+    const int s = b.seq_of[end - 1], position = b.first_position[s] + end - b.query_start[s] + past;
+    float slopes = 0;
     for (int below = s + 1; below < b.n_seqs && b.query_start[below] < b.attend_end[s]; below++) {
-        int past = position - b.first_position[below], row = b.query_start[below] + past;
-        if (past >= 0 && row < b.query_start[below + 1]) sum += slope(row);
+        const int at = position - b.first_position[below], row = b.query_start[below] + at;
+        if (at < 0 || row >= b.query_start[below + 1]) continue;
+        float sum = a.bias ? to_f32(a.bias[c]) : 0.f;
+        for (int i = 0; i < a.taps; i++) {
+            const int from = row_before(&b, row, a.taps - 1 - i);
+            const float x = from < 0 ? 0.f : to_f32(a.x[from * a.x_stride + c]);
+            sum = fmaf(to_f32(a.w[c * a.taps + i]), x, sum);
+        }
+        slopes += conv_slope(a.bare, sum, to_f32(dy[(int64_t)row * a.width + c]));
     }
-    return sum;
+    return slopes;
 }
 
 // Block x is a stretch.
@@ -284,68 +269,34 @@ __global__ void __launch_bounds__(CONV_THREADS)
     const conv_weights<V, TAPS> w = weights_of<V, TAPS>(a, c);
     const int end = min((int)(blockIdx.x + 1) * STRETCH, a.b.n_tokens);
     float dw[TAPS][V] = {}, db[V] = {};
-    // Of a run: inputs, and the gradients of the sums; with the last of them the next run goes on,
-    // where it is of the same sequence, which begins with row `known`.
-    float x[N + TAPS - 1][V], sums[N][V];
-    int known = -1;
-    const auto copy = [](float(&to)[V], const float(&from)[V]) {
-        unrolled<V>([&](int v) { to[v] = from[v]; });
-    };
-    // A row's gradient from those of the sums its input goes into; own_input(back, v): what it met.
-    const auto add_row = [&](int row, auto later, auto own_input) {
-        float sum[V] = {};
-        unrolled<TAPS, V>([&](int i, int v) {
-            const int back = TAPS - 1 - i;
-            if (back < a.taps) sum[v] = fmaf(w.at[back][v], later(back, v), sum[v]);
-        });
-        store<T, V>(dx + row * a.x_stride + c, sum);
-        float own[V];
-        unrolled<V>([&](int v) {
-            own[v] = later(0, v);
-            db[v] = __fadd_rn(db[v], own[v]); // not with the product that `own` is, in one step
-        });
-        unrolled<TAPS, V>([&](int back, int v) {
-            if (back < a.taps) dw[back][v] = fmaf(own[v], own_input(back, v), dw[back][v]);
-        });
-    };
     conv_run run;
 #pragma unroll 1
     for (int row = blockIdx.x * STRETCH; row < end; row += run.n) {
-        run = run_at(a, row, end, a.taps - 1);
-        if (!run.alone) {
-            known = -1;
-#pragma unroll 1
-            for (int r = row; r < row + run.n; r++)
-                add_row(
-                    r, [&](int back, int v) { return behind(dy, a, r, back, c + v); },
-                    [&](int back, int v) { return input(a, r, back, c + v); });
-            continue;
-        }
-        const bool goes_on = known == run.begin;
-        float dys[N][V];
-        known = run.begin;
-        unrolled<N + TAPS - 1>([&](int i) {
-            if (i < 2 * TAPS - 2 && goes_on)
-                copy(x[i], x[i + RUN]);
-            else
-                read_row(x[i], a.x + c, a.x_stride, run, row - TAPS + 1 + i);
-        });
+        run = run_at(a, row, end);
+        float x[N + TAPS - 1][V], dys[N][V], sums[N][V]; // sums: their gradients
+        read_inputs<V, TAPS>(x, a, run, row, c);
+        unrolled<N>([&](int i) { read_row(dys[i], dy + c, a.width, run, row + i); });
         unrolled<N>([&](int i) {
-            if (i >= TAPS - 1 || !goes_on) read_row(dys[i], dy + c, a.width, run, row + i);
-        });
-        unrolled<N>([&](int i) {
-            if (i < TAPS - 1 && goes_on) {
-                copy(sums[i], sums[i + RUN]);
-                return;
-            }
+            const int past = row + i - run.end;
             convolve(sums[i], x, i + TAPS - 1, w, a.taps);
             unrolled<V>([&](int v) { sums[i][v] = conv_slope(a.bare, sums[i][v], dys[i][v]); });
+            if (past >= 0 && past < a.taps - 1)
+                unrolled<V>([&](int v) { sums[i][v] = behind(dy, a, run.end, past, c + v); });
         });
         unrolled<RUN>([&](int i) {
-            if (i < run.n)
-                add_row(
-                    row + i, [&](int back, int v) { return sums[i + back][v]; },
-                    [&](int back, int v) { return x[i + TAPS - 1 - back][v]; });
+            if (i >= run.n) return;
+            float sum[V] = {};
+            unrolled<TAPS, V>([&](int tap, int v) {
+                const int back = TAPS - 1 - tap;
+                if (back < a.taps) sum[v] = fmaf(w.at[back][v], sums[i + back][v], sum[v]);
+            });
+            store<T, V>(dx + (row + i) * a.x_stride + c, sum);
+            // Not with the product that a sum's gradient is, in one step.
+            unrolled<V>([&](int v) { db[v] = __fadd_rn(db[v], sums[i][v]); });
+            unrolled<TAPS, V>([&](int back, int v) {
+                if (back < a.taps)
+                    dw[back][v] = fmaf(sums[i][v], x[i + TAPS - 1 - back][v], dw[back][v]);
+            });
         });
     }
     const int64_t at = (int64_t)blockIdx.x * a.width + c;
