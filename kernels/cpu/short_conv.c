@@ -33,16 +33,13 @@ static __attribute__((noinline)) void convolve_row(float *y,
     for (int c = 0; c < width; c++) y[c] *= sigmoid(y[c]);
 }
 
-static const float *input_row(const struct conv_args *a, int row)
-{
-    return row < 0 ? NULL : (const float *)a->x + row * a->x_stride;
-}
-
 static void packed_inputs(const struct conv_args *a, int row, int taps,
                           const float *ret[DELTA_MAX_TAPS])
 {
-    for (int i = 0; i < taps; i++)
-        ret[i] = input_row(a, row_before(a->batch.view, row, taps - 1 - i));
+    for (int i = 0; i < taps; i++) {
+        const int from = row_before(a->batch.view, row, taps - 1 - i);
+        ret[i] = from < 0 ? NULL : (const float *)a->x + from * a->x_stride;
+    }
 }
 
 // The rows of sequence s, in order, with the window of its state, into which they go.
@@ -58,7 +55,7 @@ static void paged_rows(float *y, const struct conv_args *a, const struct delta_s
             const int at = position - before + i;
             from[i] = at < 0 ? NULL : window + at % n * width;
         }
-        from[before] = input_row(a, row);
+        from[before] = (const float *)a->x + row * a->x_stride;
         convolve_row(y + (int64_t)row * width, from, a, s);
         memcpy(window + position % n * width, from[before], (size_t)width * sizeof *window);
     }
@@ -110,9 +107,8 @@ static void back_row(float *dx, float *dw, float *db, const float *dy, const str
         if (db) db[first + c] += sum[c];
     }
     for (int i = 0; i < s->taps; i++) {
-        const int to = row_before(a->batch.view, row, s->taps - 1 - i);
-        if (to < 0) continue;
-        float *grad = dx + to * a->x_stride + first;
+        if (!from[i]) continue;
+        float *grad = dx + (from[i] - (const float *)a->x); // lies as x does
         for (int c = 0; c < n; c++) {
             float *to_w = dw ? dw + (first + c) * s->taps + i : NULL;
             grad[c] = fma_f32(sum[c], w[c * s->taps + i], grad[c]);
