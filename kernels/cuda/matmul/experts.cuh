@@ -16,34 +16,7 @@ static inline int expert_tiles(int m, int n_experts, int height)
     return (int)((m + busy * (height - 1)) / height);
 }
 
-// Rows from `start` up to `end`, where the next expert's begin; a tile's are the first `height`.
-struct expert_span {
-    int expert, start, end;
-};
-
-// Finds the rows of a tile; false where there are fewer tiles. Every warp finds the same.
-INLINE bool find_expert_rows(expert_span &ret, const int32_t *offsets, int n_experts, int tile,
-                             int height)
-{
-    int lane = threadIdx.x % 32;
-    for (int base = 0; base < n_experts; base += 32) {
-        int start = offsets[min(base + lane, n_experts)];
-        int end = offsets[min(base + lane + 1, n_experts)];
-        int tiles = (end - start + height - 1) / height, sum = lanes_until(tiles);
-        unsigned reached = __ballot_sync(~0u, tile < sum);
-        if (reached) {
-            int from = __ffs(reached) - 1;
-            ret.expert = base + from;
-            ret.start = __shfl_sync(~0u, start + (tile - (sum - tiles)) * height, from);
-            ret.end = __shfl_sync(~0u, end, from);
-            return true;
-        }
-        tile -= __shfl_sync(~0u, sum, 31);
-    }
-    return false;
-}
-
-/* Work lists of persistent blocks: an expert's tiles are those of each column of its result in
+/* Work lists: an expert's tiles are those of each column of its result in
  * turn, `columns` for every expert. before[e]: tiles down the results of experts below e, with
  * n_experts + 1 entries in shared memory. */
 #define MAX_EXPERTS 1024 // of a work list

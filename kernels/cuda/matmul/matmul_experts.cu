@@ -19,21 +19,6 @@
 #include "kernels/cuda/matmul/matmul.cuh"
 #include "kernels/cuda/matmul/tile.cuh"
 
-#define GROUP 8 // tiles down the result that neighbouring blocks take before the next column
-
-// Blocks of one group share rows of L and columns of R, which then come from the L2.
-INLINE void place_block(int block, int columns, int &ret_down, int &ret_column)
-{
-    int group = block / (GROUP * columns), remaining = block % (GROUP * columns);
-    ret_down = group * GROUP + remaining % GROUP;
-    ret_column = remaining / GROUP;
-}
-
-static int blocks_of(int down, int columns)
-{
-    return ceil_div(down, GROUP) * GROUP * columns;
-}
-
 // The result, its operands and their sizes: rows of all experts; of a gradient its matrices are
 // (n, k).
 template <typename T, typename U> struct experts_args {
@@ -53,61 +38,59 @@ template <typename T, typename U> struct experts_args {
     }
 };
 
-// What a block computes: a tile of an expert's result, (0, 0) of which is at c, of p_end terms.
-template <typename T, typename U> struct experts_tile {
-    tile_operand<T> l, r;
-    U *c;
-    int columns, p_end;
+// A tile of an expert's result: rows i .. i_end - 1 and columns from j on, of which a tile has the
+// first, and the terms p .. p_end - 1 of their sums.
+struct result_tile {
+    int expert, i, i_end, j, p, p_end;
 };
 
-/* The block's tile. GRADIENT: of the weights, an (n, k) matrix for each expert (blockIdx.y), summed
- * over its rows; else all rows by n. */
-template <typename TILE, typename T, typename U>
-INLINE bool find_tile(experts_tile<T, U> &ret, const experts_args<T, U> &a)
+/* The tiles of ROWS x COLS, numbered as experts.cuh has it. GRADIENT: of the weights, an (n, k)
+ * matrix for each expert that has rows, summed over these; else all rows by n. */
+template <bool GRADIENT, int ROWS, typename T, typename U>
+INLINE void count_tiles(int *before, const experts_args<T, U> &a)
 {
-    constexpr bool GRADIENT = TILE::l_across;
-    int down, column, expert = blockIdx.y, i, i_end = a.n, p = 0, p_end = a.k;
-    const int columns = GRADIENT ? a.k : a.n;
-    place_block(blockIdx.x, (columns + TILE::cols - 1) / TILE::cols, down, column);
-    if (GRADIENT) {
-        i = down * TILE::rows;
-        p = a.offsets[expert];
-        p_end = a.offsets[expert + 1];
-        if (i >= a.n || p >= p_end) return false;
-    } else {
-        expert_span rows;
-        if (!find_expert_rows(rows, a.offsets, a.n_experts, down, TILE::rows)) return false;
-        expert = rows.expert;
-        i = rows.start;
-        i_end = rows.end;
-    }
-    const int j = column * TILE::cols;
-    const int64_t matrix = (int64_t)expert * a.n * a.k, l_stride = GRADIENT ? a.n : a.k;
-    const int64_t r_stride = TILE::r_across && !GRADIENT ? a.n : a.k;
-    const T *r = GRADIENT ? a.r : a.r + matrix;
-    ret.l = {a.l + (GRADIENT ? p * l_stride + i : i * l_stride), l_stride, i_end - i};
-    ret.r = {r + (TILE::r_across ? p * r_stride + j : j * r_stride), r_stride, columns - j};
-    ret.c = a.c + (GRADIENT ? matrix : 0) + (int64_t)i * columns + j;
-    ret.columns = columns;
-    ret.p_end = p_end - p;
-    return true;
+    count_tiles(before, a.offsets, a.n_experts,
+                [&](int rows) { return ((GRADIENT ? (rows > 0) * a.n : rows) + ROWS - 1) / ROWS; });
+}
+
+template <bool GRADIENT, int ROWS, int COLS, typename T, typename U>
+INLINE result_tile numbered_tile(const int *before, const experts_args<T, U> &a, int number)
+{
+    int columns = ((GRADIENT ? a.k : a.n) + COLS - 1) / COLS;
+    expert_tile t = find_expert_tile(before, a.n_experts, columns, number);
+    int first = a.offsets[t.expert], last = a.offsets[t.expert + 1];
+    if (GRADIENT) return {t.expert, t.down * ROWS, a.n, t.across * COLS, first, last};
+    return {t.expert, first + t.down * ROWS, last, t.across * COLS, 0, a.k};
 }
 
 template <typename TILE, typename T, typename U>
 __global__ void __launch_bounds__(TILE::threads, TILE::blocks) experts_kernel(experts_args<T, U> a)
 {
     grid_begin();
-    constexpr bool ADDS = TILE::l_across; // a gradient
-    experts_tile<T, U> t;
-    if (!find_tile<TILE>(t, a)) return;
+    constexpr bool GRADIENT = TILE::l_across;
+    extern __shared__ __align__(128) int before[]; // where the tile's stages go then
+    const int columns = GRADIENT ? a.k : a.n;
+    if (threadIdx.x < 32) count_tiles<GRADIENT, TILE::rows>(before, a);
+    __syncthreads();
+    if ((int)blockIdx.x >= before[a.n_experts] * ((columns + TILE::cols - 1) / TILE::cols)) return;
+    const auto t = numbered_tile<GRADIENT, TILE::rows, TILE::cols>(before, a, blockIdx.x);
+    __syncthreads();
+    const int64_t matrix = (int64_t)t.expert * a.n * a.k, l_stride = GRADIENT ? a.n : a.k;
+    const int64_t r_stride = TILE::r_across && !GRADIENT ? a.n : a.k;
+    const T *r_at = GRADIENT ? a.r : a.r + matrix;
+    const tile_operand<T> l = {a.l + (GRADIENT ? t.p * l_stride + t.i : t.i * l_stride), l_stride,
+                               t.i_end - t.i};
+    const tile_operand<T> r = {r_at + (TILE::r_across ? t.p * r_stride + t.j : t.j * r_stride),
+                               r_stride, columns - t.j};
+    U *c = a.c + (GRADIENT ? matrix : 0) + (int64_t)t.i * columns + t.j;
     typename TILE::sums sum = {};
-    TILE::multiply(sum, t.l, t.r, t.p_end);
+    TILE::multiply(sum, l, r, t.p_end - t.p);
     TILE::each_pair(sum, [&](int i, int j, float x, float y) {
-        if (i >= t.l.n || j >= t.r.n) return;
-        const bool both = TILE::in_pairs || j + 1 < t.r.n;
-        U *to = t.c + (int64_t)i * t.columns + j;
-        if (ADDS) x += to_f32(to[0]);
-        if (ADDS && both) y += to_f32(to[1]);
+        if (i >= l.n || j >= r.n) return;
+        const bool both = TILE::in_pairs || j + 1 < r.n;
+        U *to = c + (int64_t)i * columns + j;
+        if (GRADIENT) x += to_f32(to[0]);
+        if (GRADIENT && both) y += to_f32(to[1]);
         if (TILE::in_pairs) {
             store_pair(to, x, y);
             return;
@@ -132,11 +115,13 @@ template <typename TILE, typename T, typename U>
 static void launch_tiles(struct device *dev, const matmul_call &c)
 {
     const experts_args<T, U> a(c);
-    dim3 grid(blocks_of(expert_tiles(a.rows, a.n_experts, TILE::rows), ceil_div(a.n, TILE::cols)));
+    int tiles = expert_tiles(a.rows, a.n_experts, TILE::rows) * ceil_div(a.n, TILE::cols);
     if (TILE::l_across)
-        grid = dim3(blocks_of(ceil_div(a.n, TILE::rows), ceil_div(a.k, TILE::cols)), a.n_experts);
+        tiles =
+            std::min(a.rows, a.n_experts) * ceil_div(a.n, TILE::rows) * ceil_div(a.k, TILE::cols);
+    const size_t shared = std::max(TILE::shared, (a.n_experts + 1) * sizeof(int));
     cuda_launch(dev, TILE::l_across ? "gradient of experts' weights" : "experts' matmuls",
-                experts_kernel<TILE, T, U>, grid, TILE::threads, TILE::shared, a);
+                experts_kernel<TILE, T, U>, tiles, TILE::threads, shared, a);
 }
 
 template <int HEIGHT, bool L_ACROSS, bool R_ACROSS>
@@ -201,28 +186,12 @@ void experts_plain(struct device *dev, const matmul_call &c)
 #define BOX              (64 * DEPTH * 2) // bytes of 64 rows or columns of a stage
 #define STAGE            ((ROWS + WIDTH) / 64 * BOX)
 
-// What a block computes: of one expert, or of all rows.
-struct wgmma_tile {
-    int expert, i, i_end, j, p, p_end;
-};
-
 #if HAS_WGMMA
-
-// The tile of this number.
-template <bool GRADIENT, typename U>
-INLINE wgmma_tile numbered_tile(const int *before, const experts_args<bf16, U> &a, int number)
-{
-    int columns = ((GRADIENT ? a.k : a.n) + WIDTH - 1) / WIDTH;
-    expert_tile t = find_expert_tile(before, a.n_experts, columns, number);
-    int first = a.offsets[t.expert], last = a.offsets[t.expert + 1];
-    if (GRADIENT) return {t.expert, t.down * ROWS, a.n, t.across * WIDTH, first, last};
-    return {t.expert, first + t.down * ROWS, last, t.across * WIDTH, 0, a.k};
-}
 
 // Copies a stage of a tile: of L, then of R. One thread's.
 template <bool L_ACROSS, bool R_ACROSS>
 INLINE void copy_stage(uint32_t to, uint32_t full, const CUtensorMap *l_map,
-                       const CUtensorMap *r_map, const wgmma_tile &t, int p)
+                       const CUtensorMap *r_map, const result_tile &t, int p)
 {
     int matrix = L_ACROSS ? 0 : t.expert;
     if (L_ACROSS)
@@ -252,7 +221,7 @@ template <int BOXES> INLINE void clear_rows(char *stage, int rows)
 
 // A group's sums of a tile.
 template <bool L_ACROSS, bool R_ACROSS>
-INLINE void tile_sums(float (&sum)[N_SUMS], stage_ring &ring, char *stages, const wgmma_tile &t,
+INLINE void tile_sums(float (&sum)[N_SUMS], stage_ring &ring, char *stages, const result_tile &t,
                       int group)
 {
     constexpr int BOXES = ROWS / 64 + WIDTH / 64;
@@ -283,7 +252,7 @@ INLINE void tile_sums(float (&sum)[N_SUMS], stage_ring &ring, char *stages, cons
 }
 
 // Rows that are no expert's: this group's part of the ring's protocol alone.
-INLINE void skip_tile(stage_ring &ring, const wgmma_tile &t)
+INLINE void skip_tile(stage_ring &ring, const result_tile &t)
 {
     for (int p = t.p; p < t.p_end; p += DEPTH, ring.next()) {
         barrier_wait(ring.is_full(), ring.parity);
@@ -319,7 +288,7 @@ INLINE void bulk_wait()
 /* A warp's 16 rows of a tile go out by way of shared memory, SPREAD bytes of a row at a time, and
  * by the copy engine, while the sums of the next tile are under way. spread: the warp's own. */
 template <typename U>
-INLINE void store_tile(U *c, const float (&sum)[N_SUMS], char *spread, const wgmma_tile &t,
+INLINE void store_tile(U *c, const float (&sum)[N_SUMS], char *spread, const result_tile &t,
                        int width, int row)
 {
     constexpr int COLUMNS = SPREAD / sizeof(U), PITCH = COLUMNS + 8; // no bank conflicts
@@ -346,7 +315,7 @@ INLINE void store_tile(U *c, const float (&sum)[N_SUMS], char *spread, const wgm
  * shared memory, 64 columns at a time, so that a row is accessed 16 bytes a thread. (Adding by the
  * copy engine took 1.43 ms instead of 1.30: 128 experts of 1536 x 2048 and 65,536 rows, H200,
  * 2026-11-23.) spread: the warp's own. */
-INLINE void add_tile(float *c, const float (&sum)[N_SUMS], char *spread, const wgmma_tile &t,
+INLINE void add_tile(float *c, const float (&sum)[N_SUMS], char *spread, const result_tile &t,
                      int width, int row)
 {
     constexpr int PITCH = 72; // no bank conflicts
@@ -406,7 +375,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     constexpr int STAGES = stages_of<GRADIENT>;
     extern __shared__ __align__(1024) char stages[];
     __shared__ uint64_t full[STAGES], empty[STAGES];
-    __shared__ wgmma_tile told[NEXT_TILES];
+    __shared__ result_tile told[NEXT_TILES];
     char *spread = stages + STAGES * STAGE;
     int *before = (int *)(spread + GROUPS * 4 * spread_of<GRADIENT>);
     stage_ring ring = {
@@ -419,10 +388,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
         barriers_made();
     }
-    if (warp == 0)
-        count_tiles(before, a.offsets, a.n_experts, [&](int rows) {
-            return ((GRADIENT ? (rows > 0) * a.n : rows) + ROWS - 1) / ROWS;
-        });
+    if (warp == 0) count_tiles<GRADIENT, ROWS>(before, a);
     __syncthreads();
 
     int width = GRADIENT ? a.k : a.n, tiles = before[a.n_experts] * ((width + WIDTH - 1) / WIDTH);
@@ -431,7 +397,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         fewer_registers<COPIER_REGISTERS>();
         if (threadIdx.x != GROUPS * 128) return;
         for (int i = 0; i < mine; i++) {
-            wgmma_tile t = numbered_tile<GRADIENT>(before, a, blockIdx.x + i * gridDim.x);
+            result_tile t =
+                numbered_tile<GRADIENT, ROWS, WIDTH>(before, a, blockIdx.x + i * gridDim.x);
             told[i % NEXT_TILES] = t;
             for (int p = t.p; p < t.p_end; p += DEPTH, ring.next()) {
                 barrier_wait(ring.is_empty(), ring.parity ^ 1);
@@ -445,7 +412,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     int group = warp / 4;
     for (int i = 0; i < mine; i++) {
         barrier_wait(ring.is_full(), ring.parity);
-        wgmma_tile t = told[i % NEXT_TILES];
+        result_tile t = told[i % NEXT_TILES];
         if (!GRADIENT && t.i + group * 64 >= t.i_end) {
             skip_tile(ring, t);
             continue;
