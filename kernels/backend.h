@@ -144,7 +144,16 @@ static inline bool sample_takes(struct device *dev, const struct sample_args *a)
     return false;
 }
 
-// ---- norms and distillation --------------------------------------------------------------------
+// ---- activations, norms and distillation -------------------------------------------------------
+
+// The same with all said of where gate and up lie; up NULL: there is none.
+static inline struct act_shape act_laid_out(const void *x, struct act_shape s)
+{
+    if (s.up) return s;
+    s.gate_stride = s.up_stride = (s.gated ? 2 : 1) * (int64_t)s.width;
+    if (s.gated) s.up = (const char *)x + (size_t)s.width * dtype_size(s.dt);
+    return s;
+}
 
 // Where row r's statistics lie (ops.h, norm_shape).
 DTYPE_INLINE int norm_place(const struct norm_shape *s, int r)

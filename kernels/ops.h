@@ -117,8 +117,18 @@ struct norm_args {
 };
 
 // ACT_CLAMPED (gpt-oss) is gated: with g = min(gate, limit) and u = up between -limit and limit,
-// y = g * sigmoid(alpha * g) * (u + 1). ACT_RELU2 is the square of what is above 0.
-enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_CLAMPED, ACT_RELU2, ACT_RELU };
+// y = g * sigmoid(alpha * g) * (u + 1). ACT_RELU2 is the square of what is above 0. The last two
+// are of gates beside a value.
+enum act_kind {
+    ACT_SILU,
+    ACT_GELU_TANH,
+    ACT_GELU,
+    ACT_CLAMPED,
+    ACT_RELU2,
+    ACT_RELU,
+    ACT_SIGMOID,
+    ACT_LINEAR
+};
 // Gated: x (rows, 2 * width), gate then up: y (rows, width) = act(gate) * up.
 // Plain: x (rows, width): y = act(x).
 struct act_shape {
@@ -127,6 +137,10 @@ struct act_shape {
     bool gated;
     enum dtype dt;
     float alpha, limit; // of ACT_CLAMPED
+    // Gated, where gate and up lie apart, x being the gates alone: up, and the elements between
+    // rows of both. NULL: as above. Not of a matmul's act.
+    const void *up;
+    int64_t gate_stride, up_stride;
 };
 
 // A rotary embedding of the first n heads of every row (Su et al. 2021; Hugging Face's rotate_half
@@ -228,17 +242,6 @@ static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
     args.early = s->early;
     return args;
 }
-
-// A gate beside a value: y = x * f(g).
-enum gate_kind { GATE_SIGMOID, GATE_SILU, GATE_LINEAR };
-struct gate_args {
-    const void *x, *g; // (rows, width); of g rows lie g_stride elements apart
-    int rows, width;
-    int64_t g_stride;
-    enum gate_kind kind;
-    enum dtype dt;
-    int64_t x_stride; // of x and dx
-};
 
 // Linear attention by the gated delta rule (Yang et al. 2024, Gated Delta Networks): a layer of
 // heads that each carry a matrix S (key_dim, head_dim) along the sequence instead of keys and
@@ -583,11 +586,6 @@ struct ops {
     // into rows as of attention and gates (T, n_heads * head_dim); join: the other way.
     void (*split_gate)(struct device *, void *qkv, void *gate, void *fused, int rows,
                        const struct attn_shape *, bool join);
-    // In place (y == x) is allowed.
-    void (*gate)(struct device *, void *y, const struct gate_args *);
-    // dx, and dg with rows g_stride apart, from dy; dx may be dy.
-    void (*gate_back)(struct device *, void *dx, void *dg, const void *dy,
-                      const struct gate_args *);
 
     // y (T, conv width) = silu(sum over taps of w * x of the rows up to its own), or the sum
     // itself (which begins with the bias), zeros standing before a sequence's first row.
@@ -611,9 +609,11 @@ struct ops {
     void (*delta_rule_back)(struct device *, const struct delta_grads *, const void *dout,
                             const struct delta_args *, const struct delta_shape *);
 
+    // An up that lies apart may be y.
     void (*act)(struct device *, void *y, const void *x, const struct act_shape *);
-    // dx from dy, and y = act(x) again unless it is NULL. dx may not be x.
-    void (*act_back)(struct device *, void *dx, void *y, const void *dy, const void *x,
+    // dx from dy, and y = act(x) again unless it is NULL. dx may not be x. Where gate and up lie
+    // apart dx is that of the gates, and dup, which may be dy, that of up; rows as of both.
+    void (*act_back)(struct device *, void *dx, void *dup, void *y, const void *dy, const void *x,
                      const struct act_shape *);
 
     // Fills a routing from router logits (rows, n_experts) f32. bias (n_experts) f32: added to the

@@ -20,7 +20,7 @@ extern "C" {
     X(norm) X(norm_back) \
     X(rope) X(attn) X(attn_back) \
     X(latent_matmul) X(latent_expand) \
-    X(split_gate) X(gate) X(gate_back) \
+    X(split_gate) \
     X(short_conv) X(short_conv_back) X(delta_rule) X(delta_rule_back) \
     X(act) X(act_back) \
     X(moe_route) X(moe_route_back) X(moe_balance) X(moe_balance_back) \

@@ -157,13 +157,13 @@ struct delta_layer model_delta_layer(const struct model *m, int l, const struct 
         .in = in,
         .gates = layer_delta_gates_width(layer) > 0 ? gates : NULL,
         .out = out,
-        .before = {in + 2 * value, in, rows, width, stride, GATE_LINEAR, m->dt, stride},
+        .before = model_gate(m, ACT_LINEAR, rows, width, stride, in + 2 * value, stride),
         .conv = {is_conv ? m->gate : in + (s.is_scan ? value : 0), is_conv ? width : stride,
                  w->at[ROLE_DELTA_CONV], *batch, w->at[ROLE_DELTA_CONV_BIAS]},
         .rule = {m->qkv, s.is_scan ? steps : gates, w->at[ROLE_DELTA_A_LOG],
                  w->at[ROLE_DELTA_DT_BIAS], *batch, stride, w->at[ROLE_DELTA_SKIP]},
-        .behind = {gated, in + behind, rows, width, stride, is_conv ? GATE_LINEAR : GATE_SILU,
-                   m->dt, width},
+        .z = in + behind,
+        .behind = model_gate(m, is_conv ? ACT_LINEAR : ACT_SILU, rows, width, stride, gated, width),
         .norm = model_norm(m, ROLE_DELTA_NORM, l, s.is_scan ? m->gate : out,
                            tape ? tape->rstd_delta : NULL),
         .heads = {NORM_RMS, rows * n, width / n, n, width, m->config->norm_eps, m->dt, s.is_scan}};
@@ -171,17 +171,17 @@ struct delta_layer model_delta_layer(const struct model *m, int l, const struct 
 
 void model_delta_convolve(struct model *m, const struct delta_layer *d)
 {
-    if (delta_is_conv(&d->shape)) m->ops->gate(m->dev, m->gate, &d->before);
+    if (delta_is_conv(&d->shape)) m->ops->act(m->dev, m->gate, d->in, &d->before);
     m->ops->short_conv(m->dev, m->qkv, &d->conv, &d->shape);
 }
 
 void model_delta_finish(struct model *m, const struct delta_layer *d)
 {
     const bool is_scan = d->shape.is_scan;
-    if (is_scan) m->ops->gate(m->dev, m->gate, &d->behind);
+    if (is_scan) m->ops->act(m->dev, m->gate, d->z, &d->behind);
     if (!delta_is_conv(&d->shape))
         m->ops->norm(m->dev, is_scan ? m->attn_out : m->gate, &d->norm, &d->heads);
-    if (!is_scan) m->ops->gate(m->dev, m->attn_out, &d->behind);
+    if (!is_scan) m->ops->act(m->dev, m->attn_out, d->z, &d->behind);
 }
 
 // Where the first matmuls of linear attention give each key head's parts in turn: the order of a
@@ -336,31 +336,26 @@ float model_router_scale(const struct model *m)
     return m->config->block & EXPERTS_BESIDE ? 1 / sqrtf((float)m->config->hidden) : 1;
 }
 
-struct gate_args model_expert_gate(const struct model *m, int l, const struct moe_routing *r,
+struct act_shape model_expert_gate(const struct model *m, int l, const struct moe_routing *r,
                                    int rows)
 {
     const int k = m->config->layers[l].moe.top_k;
-    return (struct gate_args){.x = r->weight,
-                              .g = m->expert_scales,
-                              .rows = rows,
-                              .width = k,
-                              .g_stride = k,
-                              .kind = GATE_LINEAR,
-                              .dt = DT_F32,
-                              .x_stride = k};
+    struct act_shape gate = model_gate(m, ACT_LINEAR, rows, k, k, r->weight, k);
+    gate.dt = DT_F32;
+    return gate;
 }
 
 float *model_expert_weights(struct model *m, int l, const struct moe_routing *r, int rows)
 {
     const void *scale = m->weights->layers[l].at[ROLE_EXPERT_SCALE];
     const int a = rows * m->config->layers[l].moe.top_k;
-    const struct gate_args gate = model_expert_gate(m, l, r, rows);
+    const struct act_shape gate = model_expert_gate(m, l, r, rows);
     float *scales = m->expert_scales, *weights = scales + a;
     if (!scale) return r->weight;
     m->ops->gather_rows(m->dev, weights, scale,
                         &(struct gather_args){r->expert, a, 1, 1.0f, m->dt, 0, 0});
     m->ops->convert(m->dev, scales, DT_F32, weights, m->dt, a);
-    m->ops->gate(m->dev, weights, &gate);
+    m->ops->act(m->dev, weights, m->expert_scales, &gate);
     return weights;
 }
 

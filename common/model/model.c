@@ -266,18 +266,35 @@ struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int 
                        layer_qkv_width(layer));
 }
 
-struct gate_args model_attn_gate(const struct model *m, int l, const void *x, const void *gate,
-                                 int rows)
+struct act_shape model_gate(const struct model *m, enum act_kind kind, int rows, int width,
+                            int64_t gate_stride, const void *up, int64_t up_stride)
+{
+    return (struct act_shape){.rows = rows,
+                              .width = width,
+                              .kind = kind,
+                              .gated = true,
+                              .dt = m->dt,
+                              .up = up,
+                              .gate_stride = gate_stride,
+                              .up_stride = up_stride};
+}
+
+struct act_shape model_attn_gate(const struct model *m, int l, const void *x, int rows)
 {
     const int width = layer_q_width(&m->config->layers[l]);
-    return (struct gate_args){x, gate, rows, width, width, GATE_SIGMOID, m->dt, width};
+    return model_gate(m, ACT_SIGMOID, rows, width, width, x, width);
 }
 
 struct act_shape model_act_shape(const struct model *m, int rows, int inner)
 {
     const struct model_config *c = m->config;
-    return (struct act_shape){rows,  inner,        c->act,      !(c->block & PLAIN_MLP),
-                              m->dt, c->act_alpha, c->act_limit};
+    return (struct act_shape){.rows = rows,
+                              .width = inner,
+                              .kind = c->act,
+                              .gated = !(c->block & PLAIN_MLP),
+                              .dt = m->dt,
+                              .alpha = c->act_alpha,
+                              .limit = c->act_limit};
 }
 
 struct norm_shape model_inputs_norm(const struct model *m, int rows)
@@ -297,17 +314,16 @@ struct act_shape model_own_act(const struct model *m, int rows)
     return shape;
 }
 
-struct gate_args model_own_gate(const struct model *m, int l, const void *inputs, int rows)
+struct act_shape model_own_gate(const struct model *m, int rows)
 {
     const int width = m->config->layer_input;
-    return (struct gate_args){.x = m->own_act,
-                              .g = (const char *)inputs + (size_t)(l * width) * dtype_size(m->dt),
-                              .rows = rows,
-                              .width = width,
-                              .g_stride = config_layer_inputs(m->config),
-                              .kind = GATE_LINEAR,
-                              .dt = m->dt,
-                              .x_stride = width};
+    return model_gate(m, ACT_LINEAR, rows, width, config_layer_inputs(m->config), m->own_act,
+                      width);
+}
+
+const void *model_own_inputs(const struct model *m, int l, const void *inputs)
+{
+    return (const char *)inputs + (size_t)(l * m->config->layer_input) * dtype_size(m->dt);
 }
 
 struct head_args model_head_args(const struct model *m, int first, const int32_t *targets, int n,
@@ -725,8 +741,8 @@ static void *attend(struct model *m, int l, const struct batch_view *batch,
         ops->attn(m->dev, out, lse, qkv, kv, layer->kv_from < 0 ? l : layer->kv_from, batch,
                   &m->attn[l]);
     if (!(c->block & ATTN_GATE)) return out;
-    const struct gate_args open = model_attn_gate(m, l, out, gate, rows);
-    ops->gate(m->dev, m->attn_out, &open);
+    const struct act_shape open = model_attn_gate(m, l, out, rows);
+    ops->act(m->dev, m->attn_out, gate, &open);
     return m->attn_out;
 }
 
@@ -827,13 +843,12 @@ static void own_block(struct model *m, int l, int rows, const struct tape *tape,
                       void *x_out)
 {
     const struct layer_tape *lt = tape ? &tape->layers[l] : NULL;
-    const struct act_shape act = model_own_act(m, rows);
-    const struct gate_args gate =
-        model_own_gate(m, l, tape ? tape->layers[0].inputs : m->inputs, rows);
+    const struct act_shape act = model_own_act(m, rows), gate = model_own_gate(m, rows);
+    const void *inputs = model_own_inputs(m, l, tape ? tape->layers[0].inputs : m->inputs);
     void *before = lt ? lt->own_gate : m->own_gate;
     model_linear(m, before, x, rows, &(struct linear){ROLE_LAYER_GATE, l, .out = m->dt});
     m->ops->act(m->dev, m->own_act, before, &act);
-    m->ops->gate(m->dev, m->own_act, &gate);
+    m->ops->act(m->dev, m->own_act, inputs, &gate);
     const struct branch out = {ROLE_LAYER_OUT,
                                l,
                                m->own_act,

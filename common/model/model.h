@@ -236,7 +236,8 @@ struct delta_layer {
     struct delta_shape shape;
     void *in, *out;
     float *gates;
-    struct gate_args before, behind;
+    struct act_shape before, behind; // gates: `in` and z
+    const void *z;
     struct conv_args conv;
     struct delta_args rule;
     struct norm_args norm;
@@ -246,13 +247,15 @@ struct delta_layer model_delta_layer(const struct model *m, int l, const struct 
                                      const struct layer_tape *tape);
 void model_delta_convolve(struct model *m, const struct delta_layer *d);
 void model_delta_finish(struct model *m, const struct delta_layer *d);
-// Of the gate on what attention gives, x.
-struct gate_args model_attn_gate(const struct model *m, int l, const void *x, const void *gate,
-                                 int rows);
-// Norms of the inputs that all layers have of their own, and layer l's gate by its own.
+// A gate beside a value, of the model's dtype; and that on what attention gives, x.
+struct act_shape model_gate(const struct model *m, enum act_kind kind, int rows, int width,
+                            int64_t gate_stride, const void *up, int64_t up_stride);
+struct act_shape model_attn_gate(const struct model *m, int l, const void *x, int rows);
+// Norms of the inputs that all layers have of their own, and the gate on m->own_act by layer l's.
 struct norm_shape model_inputs_norm(const struct model *m, int rows);
 struct act_shape model_own_act(const struct model *m, int rows);
-struct gate_args model_own_gate(const struct model *m, int l, const void *inputs, int rows);
+struct act_shape model_own_gate(const struct model *m, int rows);
+const void *model_own_inputs(const struct model *m, int l, const void *inputs); // that gate
 // The factor of what is looked up of them.
 float model_inputs_scale(const struct model *m);
 #define INPUTS_SHARE 0.70710678118654752 // of what is looked up, and of the stream's part
@@ -321,7 +324,7 @@ struct matmul model_experts_shape(const struct model *m, int l, const struct moe
 // own the second of m->expert_scales' lists: each the routing's weight times the first's scale, as
 // the gate says.
 float *model_expert_weights(struct model *m, int l, const struct moe_routing *r, int rows);
-struct gate_args model_expert_gate(const struct model *m, int l, const struct moe_routing *r,
+struct act_shape model_expert_gate(const struct model *m, int l, const struct moe_routing *r,
                                    int rows);
 // That second list in the experts' order. The others are lost.
 float *model_sort_by_expert(struct model *m, int l, const struct moe_routing *r, int rows);

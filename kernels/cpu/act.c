@@ -1,5 +1,6 @@
-/* act.c: activation functions, gated (SwiGLU, GeGLU) and plain, the logits' soft cap, and their
- * gradients. SiLU and the tanh form of GELU run on exp_f32 and vectorise; erf and tanh are libm's.
+/* act.c: activation functions, gated (SwiGLU, GeGLU, a gate beside a value) and plain, the logits'
+ * soft cap, and their gradients. SiLU and the tanh form of GELU run on exp_f32 and vectorise; erf
+ * and tanh are libm's.
  */
 // SPDX-License-Identifier: Apache-2.0
 #include <string.h>
@@ -35,8 +36,12 @@ static inline struct bent bend(float x, enum act_kind kind)
         return (struct bent){x > 0 ? x * x : 0, x > 0 ? 2 * x : 0};
     case ACT_RELU:
         return (struct bent){x > 0 ? x : 0, x > 0};
-    case ACT_CLAMPED:
-        break; // act_row(), act_back_row()
+    case ACT_SIGMOID:
+        s = sigmoid(x);
+        return (struct bent){s, s * (1 - s)};
+    case ACT_LINEAR:
+    case ACT_CLAMPED: // act_row(), act_back_row()
+        break;
     }
     return (struct bent){x, 1};
 }
@@ -49,6 +54,8 @@ static inline struct bent bend(float x, enum act_kind kind)
      : (kind) == ACT_RELU2     ? row(__VA_ARGS__, gated, ACT_RELU2)                                \
      : (kind) == ACT_RELU      ? row(__VA_ARGS__, gated, ACT_RELU)                                 \
      : (kind) == ACT_CLAMPED   ? row(__VA_ARGS__, gated, ACT_CLAMPED)                              \
+     : (kind) == ACT_SIGMOID   ? row(__VA_ARGS__, gated, ACT_SIGMOID)                              \
+     : (kind) == ACT_LINEAR    ? row(__VA_ARGS__, gated, ACT_LINEAR)                               \
                                : row(__VA_ARGS__, gated, ACT_GELU))
 #define OF_KIND(s, row, ...)                                                                       \
     ((s)->gated ? OF_GATED((s)->kind, true, row, __VA_ARGS__, s)                                   \
@@ -65,11 +72,10 @@ static inline float clamped(float x, float limit)
     return x > -limit ? x : -limit;
 }
 
-// x: the gates, and behind them what they open where it is gated.
-VEC_INLINE void act_row(float *y, const float *x, const struct act_shape *s, bool gated,
-                        enum act_kind kind)
+VEC_INLINE void act_row(float *y, const float *x, const float *up, const struct act_shape *s,
+                        bool gated, enum act_kind kind)
 {
-    const float alpha = s->alpha, limit = s->limit, *up = x + s->width;
+    const float alpha = s->alpha, limit = s->limit;
 #pragma omp simd
     for (int c = 0; c < s->width; c++) {
         const float u = gated ? up[c] : 1.0f, g = at_most(x[c], limit);
@@ -78,47 +84,57 @@ VEC_INLINE void act_row(float *y, const float *x, const struct act_shape *s, boo
     }
 }
 
-void cpu_act(struct device *dev, void *y, const void *x, const struct act_shape *s)
+// Row r of what a shape that is laid out (backend.h) opens; NULL: of nothing.
+static const float *up_row(const struct act_shape *s, int r)
 {
+    return s->up ? (const float *)s->up + r * s->up_stride : NULL;
+}
+
+void cpu_act(struct device *dev, void *y, const void *x, const struct act_shape *shape)
+{
+    const struct act_shape laid_out = act_laid_out(x, *shape), *s = &laid_out;
+    const int64_t width = s->width;
     if (!cpu_is_f32(dev, "act", s->dt)) return;
-    const int64_t width = s->width, in = s->gated ? 2 * width : width;
 #pragma omp parallel for if (s->rows * width > PARALLEL_WORK / 8)
     for (int r = 0; r < s->rows; r++)
-        OF_KIND(s, act_row, (float *)y + r * width, (const float *)x + r * in);
+        OF_KIND(s, act_row, (float *)y + r * width, (const float *)x + r * s->gate_stride,
+                up_row(s, r));
 }
 
 // What is clamped has no gradient.
-VEC_INLINE void act_back_row(float *dx, const float *dy, const float *x, const struct act_shape *s,
-                             bool gated, enum act_kind kind)
+VEC_INLINE void act_back_row(float *dx, float *dup, const float *dy, const float *x,
+                             const float *up, const struct act_shape *s, bool gated,
+                             enum act_kind kind)
 {
-    const float alpha = s->alpha, limit = s->limit, *up = x + s->width;
-    float *dup = dx + s->width;
+    const float alpha = s->alpha, limit = s->limit;
 #pragma omp simd
     for (int c = 0; c < s->width; c++) {
-        const float u = gated ? up[c] : 1.0f, g = at_most(x[c], limit);
+        const float u = gated ? up[c] : 1.0f, g = at_most(x[c], limit), d = dy[c];
         if (kind == ACT_CLAMPED) {
             const float open = clamped(u, limit), share = sigmoid(alpha * g);
             const float slope = share * fma_f32(alpha * g, 1.0f - share, 1.0f);
-            dx[c] = x[c] <= limit ? dy[c] * (open + 1.0f) * slope : 0.0f;
-            dup[c] = u == open ? dy[c] * g * share : 0.0f;
+            dx[c] = x[c] <= limit ? d * (open + 1.0f) * slope : 0.0f;
+            dup[c] = u == open ? d * g * share : 0.0f;
         } else {
             const struct bent b = bend(x[c], kind);
-            dx[c] = dy[c] * u * b.slope;
-            if (gated) dup[c] = dy[c] * b.value;
+            dx[c] = d * u * b.slope;
+            if (gated) dup[c] = d * b.value;
         }
     }
 }
 
-void cpu_act_back(struct device *dev, void *dx, void *y, const void *dy, const void *x,
-                  const struct act_shape *s)
+void cpu_act_back(struct device *dev, void *dx, void *dup, void *y, const void *dy, const void *x,
+                  const struct act_shape *shape)
 {
+    const struct act_shape laid_out = act_laid_out(x, *shape), *s = &laid_out;
+    const int64_t width = s->width;
     if (!cpu_is_f32(dev, "act_back", s->dt)) return;
     if (y) cpu_act(dev, y, x, s);
-    const int64_t width = s->width, in = s->gated ? 2 * width : width;
+    if (!shape->up) dup = (float *)dx + width;
 #pragma omp parallel for if (s->rows * width > PARALLEL_WORK / 8)
     for (int r = 0; r < s->rows; r++)
-        OF_KIND(s, act_back_row, (float *)dx + r * in, (const float *)dy + r * width,
-                (const float *)x + r * in);
+        OF_KIND(s, act_back_row, (float *)dx + r * s->gate_stride, (float *)dup + r * s->up_stride,
+                (const float *)dy + r * width, (const float *)x + r * s->gate_stride, up_row(s, r));
 }
 
 void cpu_softcap(struct device *dev, float *x, int64_t n, float cap, float scale)
@@ -139,50 +155,7 @@ void cpu_softcap_back(struct device *dev, float *dx, const float *capped, int64_
     }
 }
 
-// ---- gates -------------------------------------------------------------------------------------
-
-// A gate beside a value, its gradient, and the rows of attention whose queries have one.
-static inline struct bent open_to(enum gate_kind kind, float g)
-{
-    const float s = sigmoid(g);
-    if (kind == GATE_LINEAR) return (struct bent){g, 1};
-    return kind == GATE_SILU ? bend(g, ACT_SILU) : (struct bent){s, s * (1 - s)};
-}
-
-void cpu_gate(struct device *dev, void *y, const struct gate_args *a)
-{
-    if (!cpu_is_f32(dev, "gate", a->dt)) return;
-#pragma omp parallel for if ((int64_t)a->rows * a->width > PARALLEL_WORK / 8)
-    for (int r = 0; r < a->rows; r++) {
-        const float *x = (const float *)a->x + r * a->x_stride;
-        const float *g = (const float *)a->g + (int64_t)r * a->g_stride;
-        float *out = (float *)y + (int64_t)r * a->width;
-#pragma omp simd
-        for (int c = 0; c < a->width; c++) out[c] = x[c] * open_to(a->kind, g[c]).value;
-    }
-}
-
-void cpu_gate_back(struct device *dev, void *dx, void *dg, const void *dy,
-                   const struct gate_args *a)
-{
-    if (!cpu_is_f32(dev, "gate_back", a->dt)) return;
-#pragma omp parallel for if ((int64_t)a->rows * a->width > PARALLEL_WORK / 8)
-    for (int r = 0; r < a->rows; r++) {
-        const float *x = (const float *)a->x + r * a->x_stride;
-        const float *g = (const float *)a->g + (int64_t)r * a->g_stride;
-        const float *grad = (const float *)dy + (int64_t)r * a->width;
-        float *to_x = (float *)dx + r * a->x_stride;
-        float *to_g = (float *)dg + (int64_t)r * a->g_stride;
-#pragma omp simd
-        for (int c = 0; c < a->width; c++) {
-            const struct bent b = open_to(a->kind, g[c]);
-            const float d = grad[c];
-            to_g[c] = d * x[c] * b.slope;
-            to_x[c] = d * b.value;
-        }
-    }
-}
-
+// Rows of attention whose queries have a gate.
 void cpu_split_gate(struct device *dev, void *qkv, void *gate, void *fused, int rows,
                     const struct attn_shape *s, bool join)
 {

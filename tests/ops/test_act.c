@@ -15,7 +15,13 @@ static double act_formula(double x, int kind)
 
 static struct act_shape shape_of(const struct op_test *t)
 {
-    return (struct act_shape){t->p[0], t->p[1], (enum act_kind)t->p[2], t->p[3], dt, 1.702f, 1.3f};
+    return (struct act_shape){.rows = t->p[0],
+                              .width = t->p[1],
+                              .kind = (enum act_kind)t->p[2],
+                              .gated = t->p[3],
+                              .dt = dt,
+                              .alpha = 1.702f,
+                              .limit = 1.3f};
 }
 
 static double clamped_formula(double gate, double up)
@@ -71,7 +77,7 @@ static void act_back_setup(struct op_test *t)
 static void act_back_launch(struct op_test *t, void **d)
 {
     const struct act_shape shape = shape_of(t);
-    ops->act_back(dev, d[0], d[3], d[1], d[2], &shape);
+    ops->act_back(dev, d[0], NULL, d[3], d[1], d[2], &shape);
 }
 
 static double act_loss(struct op_test *t, double **v)

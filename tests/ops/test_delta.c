@@ -748,10 +748,16 @@ OP(paged_scan, "delta_rule, scan");
 
 // ---- gates --------------------------------------------------------------------------------------
 // p: rows width gap kind
-static struct gate_args gate_of(const struct op_test *t, const void *x, const void *g)
+static struct act_shape gate_of(const struct op_test *t, const void *x)
 {
-    return (struct gate_args){
-        x, g, t->p[0], t->p[1], t->p[1] + t->p[2], (enum gate_kind)t->p[3], dt, t->p[1] + t->p[4]};
+    return (struct act_shape){.rows = t->p[0],
+                              .width = t->p[1],
+                              .kind = (enum act_kind)t->p[3],
+                              .gated = true,
+                              .dt = dt,
+                              .up = x,
+                              .gate_stride = t->p[1] + t->p[2],
+                              .up_stride = t->p[1] + t->p[4]};
 }
 
 static void gate_setup(struct op_test *t)
@@ -763,17 +769,17 @@ static void gate_setup(struct op_test *t)
 
 static void gate_launch(struct op_test *t, void **d)
 {
-    const struct gate_args args = gate_of(t, d[1], d[2]);
-    ops->gate(dev, d[0], &args);
+    const struct act_shape shape = gate_of(t, d[1]);
+    ops->act(dev, d[0], d[2], &shape);
 }
 
 static void gate_formula(const struct op_test *t, double *y, const double *x, const double *g)
 {
     for (int i = 0; i < t->p[0] * t->p[1]; i++) {
         const double at = g[i / t->p[1] * (t->p[1] + t->p[2]) + i % t->p[1]];
-        const double open = t->p[3] == GATE_LINEAR ? at
-                            : t->p[3] == GATE_SILU ? at * sigmoid_of(at)
-                                                   : sigmoid_of(at);
+        const double open = t->p[3] == ACT_LINEAR ? at
+                            : t->p[3] == ACT_SILU ? at * sigmoid_of(at)
+                                                  : sigmoid_of(at);
         y[i] = x[i / t->p[1] * (t->p[1] + t->p[4]) + i % t->p[1]] * open;
     }
 }
@@ -783,7 +789,7 @@ static void gate_reference(struct op_test *t, double **v)
     gate_formula(t, t->a[0].expect, v[1], v[2]);
 }
 
-OP(gate, "gate");
+OP(gate, "act, gate and up apart");
 
 enum { GB_DX, GB_DG, GB_DY, GB_X, GB_G }; // dx is written over dy
 
@@ -798,8 +804,8 @@ static void gate_back_setup(struct op_test *t)
 
 static void gate_back_launch(struct op_test *t, void **d)
 {
-    const struct gate_args args = gate_of(t, d[GB_X], d[GB_G]);
-    ops->gate_back(dev, d[GB_DX], d[GB_DG], d[GB_DX], &args);
+    const struct act_shape shape = gate_of(t, d[GB_X]);
+    ops->act_back(dev, d[GB_DG], d[GB_DX], NULL, d[GB_DX], d[GB_G], &shape);
 }
 
 static double gate_loss(struct op_test *t, double **v)
@@ -817,7 +823,7 @@ static void gate_back_reference(struct op_test *t, double **v)
         if (i % (t->p[1] + t->p[2]) >= t->p[1]) t->a[GB_DG].expect[i] = NAN;
 }
 
-OP(gate_back, "gate_back");
+OP(gate_back, "act_back, gate and up apart");
 
 // p: rows n_heads n_kv_heads head_dim join
 static void split_setup(struct op_test *t)
@@ -887,12 +893,12 @@ static const struct op_case cases[] = {
     {&op_conv_back, "8192 channels, 4 taps", {150, 3, 70, 16, 32, 128, 128, 4}, true},
     {&op_paged_conv, "paged, 52 channels, 3 taps", {0, 0, 5, 2, 4, 3, 10, 3}, false},
     {&op_paged_conv, "paged, 300 channels, 8 taps", {0, 0, 3, 1, 2, 50, 100, 8}, false},
-    {&op_gate, "sigmoid 7 x 100", {7, 100, 0, GATE_SIGMOID}, false},
-    {&op_gate, "silu 9 x 64, apart", {9, 64, 30, GATE_SILU}, false},
-    {&op_gate, "linear 9 x 64, all apart", {9, 64, 30, GATE_LINEAR, 5}, false},
-    {&op_gate_back, "linear 6 x 33, apart", {6, 33, 7, GATE_LINEAR}, false},
-    {&op_gate_back, "sigmoid 5 x 40", {5, 40, 0, GATE_SIGMOID}, false},
-    {&op_gate_back, "silu 6 x 33, apart", {6, 33, 7, GATE_SILU}, false},
+    {&op_gate, "sigmoid 7 x 100", {7, 100, 0, ACT_SIGMOID}, false},
+    {&op_gate, "silu 9 x 64, apart", {9, 64, 30, ACT_SILU}, false},
+    {&op_gate, "linear 9 x 64, all apart", {9, 64, 30, ACT_LINEAR, 5}, false},
+    {&op_gate_back, "linear 6 x 33, apart", {6, 33, 7, ACT_LINEAR}, false},
+    {&op_gate_back, "sigmoid 5 x 40", {5, 40, 0, ACT_SIGMOID}, false},
+    {&op_gate_back, "silu 6 x 33, apart", {6, 33, 7, ACT_SILU}, false},
     {&op_split, "split 4/2 heads of 6", {5, 4, 2, 6, 0}, false},
     {&op_split, "join 4/1 heads of 16", {3, 4, 1, 16, 1}, false},
     {&op_paged_rule, "paged, 1/2 heads of 40 x 33, chunks", {0, 0, 150, 1, 2, 40, 33, 4}, false},

@@ -254,7 +254,13 @@ static void check_act(int m, int inner, int k, bool gated, enum act_kind kind)
     enum { EXPERTS = 6 };
     const int n = gated ? 2 * inner : inner;
     struct matmul shape = {.m = m, .n = n, .k = k, .trans_b = true, .in = dt, .out = dt};
-    const struct act_shape act = {m, inner, kind, gated, dt, 1.702f, 1.3f};
+    const struct act_shape act = {.rows = m,
+                                  .width = inner,
+                                  .kind = kind,
+                                  .gated = gated,
+                                  .dt = dt,
+                                  .alpha = 1.702f,
+                                  .limit = 1.3f};
     size_t x_bytes = (size_t)m * (size_t)n * dtype_size(dt), bytes = x_bytes / (gated ? 2 : 1);
     int32_t host[EXPERTS + 1] = {0, m / 3, m / 3, m / 2, m - 1, m, m};
     void *a = normal_on_device(dt, (size_t)m * (size_t)k, 0.125f, 1);

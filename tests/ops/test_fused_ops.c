@@ -98,7 +98,13 @@ static void check_matmul_act(int rows, int width, enum act_kind kind, bool gated
     const size_t mark = op_mark();
     const int n = gated ? 2 * width : width;
     struct matmul product = matmul_of(rows, n);
-    const struct act_shape act = {rows, width, kind, gated, dt, 1.702f, 1.3f};
+    const struct act_shape act = {.rows = rows,
+                                  .width = width,
+                                  .kind = kind,
+                                  .gated = gated,
+                                  .dt = dt,
+                                  .alpha = 1.702f,
+                                  .limit = 1.3f};
     size_t bytes = (size_t)rows * width * dtype_size(dt), x_bytes = bytes * (gated ? 2 : 1);
     void *a = values((size_t)rows * HIDDEN, 1), *b = values((size_t)n * HIDDEN, 2);
     void *bias = values((size_t)n, 3), *added = has_bias ? bias : NULL;

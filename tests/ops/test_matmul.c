@@ -115,7 +115,8 @@ static void run_e4m3(const struct e4m3_data *d, enum form form, int m, const str
                      bool wide, size_t bytes)
 {
     struct matmul s = {.m = m, .n = p->n, .k = p->k, .trans_b = true, .beta = form == ADDED};
-    const struct act_shape act = {m, p->n / 2, ACT_SILU, true, dt, 0, 0};
+    const struct act_shape act = {
+        .rows = m, .width = p->n / 2, .kind = ACT_SILU, .gated = true, .dt = dt};
     const void *b = wide ? d->w : d->codes, *bias = p->experts || form > GATED ? NULL : d->bias;
     if (form == TO_INPUT) s = (struct matmul){.m = m, .n = p->k, .k = p->n};
     s.in = s.out = dt;
@@ -298,7 +299,8 @@ static void with_ends(const struct rounded *d, int m)
 {
     const int n = d->p->n, k = d->p->k;
     const size_t bytes = (size_t)(m * n) * dtype_size(dt);
-    const struct act_shape act = {m, n / 2, ACT_SILU, true, dt, 0, 0};
+    const struct act_shape act = {
+        .rows = m, .width = n / 2, .kind = ACT_SILU, .gated = true, .dt = dt};
     struct matmul s = {.m = m, .n = n, .k = k, .trans_b = true, .in = dt, .out = dt, .early = true};
     void *have = to_device(NULL, bytes), *want = to_device(NULL, bytes),
          *x = to_device(NULL, bytes);
@@ -326,7 +328,8 @@ static void of_experts(const struct rounded *d, int m)
 {
     const struct e4m3_shape *p = d->p;
     const size_t row = (size_t)p->n * dtype_size(dt), bytes = (size_t)m * row;
-    const struct act_shape act = {m, p->n / 2, ACT_SILU, true, dt, 0, 0};
+    const struct act_shape act = {
+        .rows = m, .width = p->n / 2, .kind = ACT_SILU, .gated = true, .dt = dt};
     int32_t offsets[9] = {0}, *on_device = to_device(NULL, sizeof offsets);
     char *have = to_device(NULL, bytes), *want = to_device(NULL, bytes),
          *x = to_device(NULL, bytes);

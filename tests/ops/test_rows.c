@@ -377,7 +377,6 @@ ON_EACH_DEVICE(random_numbers)
 // Of rows, or numbers, that are none: one piece of memory stands for all arrays.
 static void nothing_of_rows(void *x)
 {
-    const struct gate_args gate = {x, x, 0, 8, 8, GATE_SILU, dt, 8};
     const struct rope_args rope = {.table = x,
                                    .positions = x,
                                    .n = 2,
@@ -390,17 +389,15 @@ static void nothing_of_rows(void *x)
     const struct norm_args norm = {.x = x, .w = x, .rstd = x};
     const struct norm_shape norms = {NORM_RMS, 0, 8, 1, 8, 1e-6f, dt, false};
     const struct attn_shape heads = {.n_heads = 1, .n_kv_heads = 1, .head_dim = 8, .dt = dt};
-    const struct act_shape act = {0, 8, ACT_SILU, true, dt, 0, 0};
+    const struct act_shape act = {.width = 8, .kind = ACT_SILU, .gated = true, .dt = dt};
     ops->gather_rows(dev, x, x, &(struct gather_args){x, 0, 8, 1, dt, 0, 0});
     ops->scatter_add_rows(dev, x, DT_F32, x, x, &(struct gather_args){x, 0, 8, 1, dt, 0, 0});
     ops->norm(dev, x, &norm, &norms);
     ops->norm_back(dev, x, NULL, NULL, x, &norm, &norms, false);
     ops->rope(dev, x, &rope);
     ops->split_gate(dev, x, x, x, 0, &heads, false);
-    ops->gate(dev, x, &gate);
-    ops->gate_back(dev, x, x, x, &gate);
     ops->act(dev, x, x, &act);
-    ops->act_back(dev, x, x, x, x, &act);
+    ops->act_back(dev, x, NULL, x, x, x, &act);
     ops->multiply(dev, x, x, 0, dt);
     ops->add(dev, x, x, 0, 1, dt);
     ops->column_sum(dev, x, x, NULL, &(struct expert_rows){0, 1, 8, dt});

@@ -469,10 +469,10 @@ static void dense_back(struct backward *b, int l, int rows, const void *dout, co
     if (b->adapter) {
         m->ops->act(m->dev, m->act, gate_up, &act);
         matrix_back(b, b->dact, dout, m->act, rows, down, l, false);
-        m->ops->act_back(m->dev, b->dgate_up, NULL, b->dact, gate_up, &act);
+        m->ops->act_back(m->dev, b->dgate_up, NULL, NULL, b->dact, gate_up, &act);
     } else {
         input_back(b, b->dact, dout, &w, rows, false);
-        m->ops->act_back(m->dev, b->dgate_up, m->act, b->dact, gate_up, &act);
+        m->ops->act_back(m->dev, b->dgate_up, NULL, m->act, b->dact, gate_up, &act);
         back_to_weight(m, &g, dout, m->act, rows, NULL);
     }
     matrix_back(b, b->dnormed, b->dgate_up, m->normed, rows, up, l, add);
@@ -482,11 +482,12 @@ static void dense_back(struct backward *b, int l, int rows, const void *dout, co
 static void scales_back(struct backward *b, int l, int rows, const struct moe_routing *r)
 {
     struct model *m = b->m;
-    const struct gate_args gate = model_expert_gate(m, l, r, rows);
+    const struct act_shape gate = model_expert_gate(m, l, r, rows);
     const int a = rows * gate.width;
     const struct expert_rows shape = {a, m->config->layers[l].moe.n_experts, 1, DT_F32};
     float *dscale = b->grads->layers[l].at[ROLE_EXPERT_SCALE];
-    m->ops->gate_back(m->dev, b->dweight, m->expert_scales + a, b->dweight, &gate);
+    m->ops->act_back(m->dev, m->expert_scales + a, b->dweight, NULL, b->dweight, m->expert_scales,
+                     &gate);
     m->ops->softcap(m->dev, b->dweight, a, 0, model_router_scale(m));
     if (!dscale) return;
     const float *list = model_sort_by_expert(m, l, r, rows);
@@ -537,7 +538,7 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     }
     ops->moe_combine_back(m->dev, b->dexpert, b->dweight, dout, tape->expert_out, &scaled, &shape);
     ops->matmul(m->dev, b->dact, b->dexpert, down.w, NULL, &to_act);
-    ops->act_back(m->dev, b->dgate_up, m->act, b->dact, tape->gate_up, &act);
+    ops->act_back(m->dev, b->dgate_up, NULL, m->act, b->dact, tape->gate_up, &act);
     back_to_weight(m, &ddown, b->dexpert, m->act, a, &to_act);
     ops->gather_rows(m->dev, m->expert_in, experts_input(m, l, rows),
                      &(struct gather_args){r->row, a, width, 1.0f, m->dt, 0, 0});
@@ -715,13 +716,14 @@ static void attend_back(struct backward *b, int l, const struct batch_view *batc
     const struct layer_weights *g = &b->grads->layers[l];
     const struct layer_config *layer = &c->layers[l];
     const int rows = batch->n_tokens;
-    const struct gate_args gate = model_attn_gate(m, l, tape->attn, tape->gate, rows);
+    const struct act_shape gate = model_attn_gate(m, l, tape->attn, rows);
     void *din = layer_attn_in_differs(c, layer) ? b->dattn_in : b->dqkv;
 
-    if (c->block & ATTN_GATE) m->ops->gate(m->dev, m->attn_out, &gate);
+    if (c->block & ATTN_GATE) m->ops->act(m->dev, m->attn_out, tape->gate, &gate);
     matrix_back(b, b->dattn, dout, c->block & ATTN_GATE ? m->attn_out : tape->attn, rows, ROLE_O, l,
                 false);
-    if (c->block & ATTN_GATE) m->ops->gate_back(m->dev, b->dattn, m->gate, b->dattn, &gate);
+    if (c->block & ATTN_GATE)
+        m->ops->act_back(m->dev, m->gate, b->dattn, NULL, b->dattn, tape->gate, &gate);
     if (layer->latent.rank == 0) {
         m->ops->attn_back(m->dev, b->dqkv, g->at[ROLE_SINKS], b->dattn, tape->attn, tape->lse,
                           tape->qkv, batch, &m->attn[l]);
@@ -770,19 +772,19 @@ static void own_back(struct backward *b, int l, int rows, const struct tape *tap
     const struct model_config *c = m->config;
     const struct layer_tape *lt = &tape->layers[l];
     const size_t e = dtype_size(m->dt);
-    const struct act_shape act = model_own_act(m, rows);
-    const struct gate_args gate = model_own_gate(m, l, tape->layers[0].inputs, rows);
+    const struct act_shape act = model_own_act(m, rows), gate = model_own_gate(m, rows);
+    const void *inputs = model_own_inputs(m, l, tape->layers[0].inputs);
     if (c->block & LAYER_SCALE)
         m->ops->multiply(m->dev, b->dx, m->weights->layers[l].at[ROLE_LAYER_SCALE],
                          (int64_t)rows * c->hidden, m->dt);
     if (c->layer_input == 0) return;
     const void *dout = residual_back(b, ROLE_POST_LAYER_NORM, l, rows, lt->own_proj, lt->rstd_own);
     m->ops->act(m->dev, m->own_act, lt->own_gate, &act);
-    m->ops->gate(m->dev, m->own_gate, &gate);
+    m->ops->act(m->dev, m->own_gate, inputs, &gate);
     matrix_back(b, b->down, dout, m->own_gate, rows, ROLE_LAYER_OUT, l, false);
-    m->ops->gate_back(m->dev, b->down, (char *)b->dinputs + (size_t)(l * c->layer_input) * e,
-                      b->down, &gate);
-    m->ops->act_back(m->dev, b->down_gate, NULL, b->down, lt->own_gate, &act);
+    m->ops->act_back(m->dev, (char *)b->dinputs + (size_t)(l * c->layer_input) * e, b->down, NULL,
+                     b->down, inputs, &gate);
+    m->ops->act_back(m->dev, b->down_gate, NULL, NULL, b->down, lt->own_gate, &act);
     matrix_back(b, b->dx, b->down_gate, lt->x_own, rows, ROLE_LAYER_GATE, l, true);
 }
 

@@ -126,7 +126,7 @@ void delta_back(struct backward *b, int l, const struct batch_view *batch,
     const int rows = batch->n_tokens;
     const char *in = d.in;
     char *din = b->dattn_in;
-    void *dz = din + ((const char *)d.behind.g - in);
+    void *dz = din + ((const char *)d.z - in);
     const struct delta_grads grads = {
         b->dqkv, s->is_scan ? din + ((const char *)d.rule.gates - in) : b->ddelta_gates,
         g->at[ROLE_DELTA_A_LOG], g->at[ROLE_DELTA_DT_BIAS], g->at[ROLE_DELTA_SKIP]};
@@ -134,15 +134,16 @@ void delta_back(struct backward *b, int l, const struct batch_view *batch,
     model_delta_convolve(m, &d);
     model_delta_finish(m, &d);
     matrix_back(b, b->dattn, dout, m->attn_out, rows, ROLE_DELTA_OUT, l, false);
-    if (!s->is_scan) ops->gate_back(m->dev, b->dattn, dz, b->dattn, &d.behind);
+    if (!s->is_scan) ops->act_back(m->dev, dz, b->dattn, NULL, b->dattn, d.z, &d.behind);
     if (!is_conv) norm_back(b, ROLE_DELTA_NORM, l, b->dattn, b->dattn, &d.norm, &d.heads, false);
-    if (s->is_scan) ops->gate_back(m->dev, b->dattn, dz, b->dattn, &d.behind);
+    if (s->is_scan) ops->act_back(m->dev, dz, b->dattn, NULL, b->dattn, d.z, &d.behind);
     if (!is_conv) ops->delta_rule_back(m->dev, &grads, b->dattn, &d.rule, s);
     ops->short_conv_back(m->dev, is_conv ? b->dqkv : din + ((const char *)d.conv.x - in),
                          g->at[ROLE_DELTA_CONV], g->at[ROLE_DELTA_CONV_BIAS],
                          is_conv ? b->dattn : b->dqkv, &d.conv, s);
     if (is_conv)
-        ops->gate_back(m->dev, din + ((const char *)d.before.x - in), din, b->dqkv, &d.before);
+        ops->act_back(m->dev, din, din + ((const char *)d.before.up - in), NULL, b->dqkv, in,
+                      &d.before);
     first_back(b, l, din, rows, ROLE_DELTA_IN, false);
     if (d.gates) first_back(b, l, b->ddelta_gates, rows, ROLE_DELTA_GATES, true);
 }

@@ -831,10 +831,17 @@ void cuda_rope(struct device *dev, void *qkv, const struct rope_args *args)
     });
 }
 
-// ---- activations --------------------------------------------------------------------------------
+// ---- activations and gates ----------------------------------------------------------------------
 
-// Gated (SwiGLU, GeGLU) and plain, and their gradients. One pass, 16-byte accesses; the kind is a
-// run-time number, for the loads bound these.
+// Gated (SwiGLU, GeGLU, a gate beside a value) and plain, and their gradients. One pass, 16-byte
+// accesses; the kind is a run-time number, for the loads bound these. Their shapes are laid out
+// (backend.h).
+
+INLINE float open_to(float x, act_kind kind)
+{
+    if (kind == ACT_LINEAR) return x;
+    return kind == ACT_SIGMOID ? sigmoid(x) : activate(x, kind);
+}
 
 INLINE float derivative(float x, act_kind kind)
 {
@@ -848,21 +855,24 @@ INLINE float derivative(float x, act_kind kind)
     }
     if (kind == ACT_RELU2) return x > 0.f ? 2.f * x : 0.f;
     if (kind == ACT_RELU) return x > 0.f;
+    if (kind == ACT_LINEAR) return 1.f;
+    if (kind == ACT_SIGMOID) return sigmoid(x) * (1.f - sigmoid(x));
     return 0.5f * (1.f + erff(x * 0.70710678f)) + x * 0.3989422804f * expf(-0.5f * x * x);
 }
 
 // Calls f(element, number<V>, blocks, threads) with blocks of as many threads as a row has groups
 // of V columns, and of several rows where these are few and rows many.
 template <typename F>
-static void with_act(const struct act_shape *s, std::initializer_list<const void *> arrays, F f)
+static void with_act(const act_shape &s, std::initializer_list<const void *> arrays, F f)
 {
-    const bool fits = aligned(16, arrays, {(int64_t)(s->width * dtype_size(s->dt))});
-    if (s->rows <= 0 || s->width <= 0) return;
-    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
-        const int units = ceil_div(s->width, decltype(v)::value);
+    const int64_t e = (int64_t)dtype_size(s.dt);
+    const bool fits = aligned(16, arrays, {s.width * e, s.gate_stride * e, s.up_stride * e});
+    if (s.rows <= 0 || s.width <= 0) return;
+    with_bf16_wide(s.dt, fits, [&](auto t, auto v) {
+        const int units = ceil_div(s.width, decltype(v)::value);
         const int across = std::min(THREADS, ceil_div(units, 32) * 32);
-        const int rows = s->rows >= 4096 ? 4 * THREADS / across : 1;
-        f(t, v, dim3(ceil_div(s->rows, rows), ceil_div(units, across)), dim3(across, rows));
+        const int rows = s.rows >= 4096 ? 4 * THREADS / across : 1;
+        f(t, v, dim3(ceil_div(s.rows, rows), ceil_div(units, across)), dim3(across, rows));
     });
 }
 
@@ -877,20 +887,17 @@ template <int V> INLINE bool act_place(int64_t &ret_row, int &ret_column, const 
 template <typename T, int V> __global__ void act_kernel(T *y, const T *x, act_shape s)
 {
     grid_begin_early();
-    const int width = s.width;
-    const bool gated = s.gated;
     int64_t row;
     int c;
     if (!act_place<V>(row, c, s)) return;
-    const T *in = x + row * (gated ? 2 : 1) * width + c;
     float gate[V], up[V];
-    load<T, V>(gate, in);
-    if (gated) load<T, V>(up, in + width);
+    load<T, V>(gate, x + row * s.gate_stride + c);
+    if (s.up) load<T, V>(up, (const T *)s.up + row * s.up_stride + c);
 #pragma unroll
     for (int i = 0; i < V; i++)
         gate[i] = s.kind == ACT_CLAMPED ? clamped_pair(gate[i], up[i], s).value()
-                                        : activate(gate[i], s.kind) * (gated ? up[i] : 1.f);
-    store<T, V>(y + row * width + c, gate);
+                                        : open_to(gate[i], s.kind) * (s.up ? up[i] : 1.f);
+    store<T, V>(y + row * s.width + c, gate);
 }
 
 // From gate and up to their gradients; what is clamped has none. Gives y again.
@@ -906,115 +913,52 @@ INLINE float clamped_back(float &gate, float &up, float grad, const act_shape &s
 INLINE float act_back(float &gate, float &up, float grad, const act_shape &s)
 {
     if (s.kind == ACT_CLAMPED) return clamped_back(gate, up, grad, s);
-    float dgate = grad * derivative(gate, s.kind), value = activate(gate, s.kind);
-    float y = value * (s.gated ? up : 1.f);
-    gate = s.gated ? dgate * up : dgate;
+    float dgate = grad * derivative(gate, s.kind), value = open_to(gate, s.kind);
+    float y = value * (s.up ? up : 1.f);
+    gate = s.up ? dgate * up : dgate;
     up = grad * value;
     return y;
 }
 
 template <typename T, int V>
-__global__ void act_back_kernel(T *dx, T *y, const T *dy, const T *x, act_shape s)
+__global__ void act_back_kernel(T *dx, T *dup, T *y, const T *dy, const T *x, act_shape s)
 {
     grid_begin();
-    const int width = s.width;
-    const bool gated = s.gated;
     int64_t row;
     int c;
     if (!act_place<V>(row, c, s)) return;
-    int64_t at = row * (gated ? 2 : 1) * width + c;
+    const int64_t at = row * s.gate_stride + c, at_up = row * s.up_stride + c;
     float gate[V], up[V], grad[V], again[V];
     load<T, V>(gate, x + at);
-    load<T, V>(grad, dy + row * width + c);
-    if (gated) load<T, V>(up, x + at + width);
+    load<T, V>(grad, dy + row * s.width + c);
+    if (s.up) load<T, V>(up, (const T *)s.up + at_up);
     unrolled<V>([&](int i) { again[i] = act_back(gate[i], up[i], grad[i], s); });
     store<T, V>(dx + at, gate);
-    if (gated) store<T, V>(dx + at + width, up);
-    if (y) store<T, V>(y + row * width + c, again);
+    if (s.up) store<T, V>(dup + at_up, up);
+    if (y) store<T, V>(y + row * s.width + c, again);
 }
 
-void cuda_act(struct device *dev, void *y, const void *x, const struct act_shape *s)
+void cuda_act(struct device *dev, void *y, const void *x, const struct act_shape *shape)
 {
-    with_act(s, {y, x}, [&](auto t, auto v, dim3 grid, dim3 block) {
+    const act_shape s = act_laid_out(x, *shape);
+    with_act(s, {y, x, s.up}, [&](auto t, auto v, dim3 grid, dim3 block) {
         cuda_launch(dev, "act", act_kernel<decltype(t), decltype(v)::value>, grid, block, 0, y, x,
-                    *s);
+                    s);
     });
 }
 
-void cuda_act_back(struct device *dev, void *dx, void *y, const void *dy, const void *x,
-                   const struct act_shape *s)
+void cuda_act_back(struct device *dev, void *dx, void *dup, void *y, const void *dy, const void *x,
+                   const struct act_shape *shape)
 {
-    with_act(s, {dx, y, dy, x}, [&](auto t, auto v, dim3 grid, dim3 block) {
+    const act_shape s = act_laid_out(x, *shape);
+    if (!shape->up) dup = (char *)dx + s.width * dtype_size(s.dt);
+    with_act(s, {dx, dup, y, dy, x, s.up}, [&](auto t, auto v, dim3 grid, dim3 block) {
         cuda_launch(dev, "act_back", act_back_kernel<decltype(t), decltype(v)::value>, grid, block,
-                    0, dx, y, dy, x, *s);
+                    0, dx, dup, y, dy, x, s);
     });
 }
 
-// ---- gates -------------------------------------------------------------------------------------
-
-// A gate beside a value, its gradient, and the rows of attention whose queries have one.
-INLINE float open_to(gate_kind kind, float g)
-{
-    if (kind == GATE_LINEAR) return g;
-    return kind == GATE_SILU ? g * sigmoid(g) : sigmoid(g);
-}
-
-// Block x is the row, of which a thread has V columns.
-template <typename T, int V> __global__ void gate_kernel(T *y, gate_args a)
-{
-    grid_begin();
-    const int c = (blockIdx.y * THREADS + threadIdx.x) * V;
-    if (c >= a.width) return;
-    float x[V], g[V];
-    load<T, V>(x, (const T *)a.x + blockIdx.x * a.x_stride + c);
-    load<T, V>(g, (const T *)a.g + blockIdx.x * a.g_stride + c);
-    unrolled<V>([&](int i) { x[i] *= open_to(a.kind, g[i]); });
-    store<T, V>(y + (int64_t)blockIdx.x * a.width + c, x);
-}
-
-template <typename T, int V>
-__global__ void gate_back_kernel(T *dx, T *dg, const T *dy, gate_args a)
-{
-    grid_begin();
-    const int c = (blockIdx.y * THREADS + threadIdx.x) * V;
-    if (c >= a.width) return;
-    const int64_t at_x = blockIdx.x * a.x_stride + c, at_g = blockIdx.x * a.g_stride + c;
-    float x[V], g[V], d[V];
-    load<T, V>(x, (const T *)a.x + at_x);
-    load<T, V>(g, (const T *)a.g + at_g);
-    load<T, V>(d, dy + (int64_t)blockIdx.x * a.width + c);
-    unrolled<V>([&](int i) {
-        const float s = sigmoid(g[i]);
-        float slope = a.kind == GATE_SILU ? s * (1.f + g[i] * (1.f - s)) : s * (1.f - s);
-        if (a.kind == GATE_LINEAR) slope = 1.f;
-        x[i] = d[i] * x[i] * slope;
-        d[i] *= open_to(a.kind, g[i]);
-    });
-    store<T, V>(dg + at_g, x);
-    store<T, V>(dx + at_x, d);
-}
-
-// Whether 16 bytes of all rows may be taken at once.
-static bool gates_fit(const gate_args *a, std::initializer_list<const void *> others)
-{
-    const int64_t e = (int64_t)dtype_size(a->dt);
-    return aligned(16, {a->x, a->g}, {a->width * e, a->g_stride * e, a->x_stride * e}) &&
-           aligned(16, others, {});
-}
-
-void cuda_gate(struct device *dev, void *y, const struct gate_args *a)
-{
-    launch_columns(with_type_wide, a->dt, gates_fit(a, {y}), dev, "gate", gate_kernel, a->rows,
-                   a->width, THREADS, y, *a);
-}
-
-void cuda_gate_back(struct device *dev, void *dx, void *dg, const void *dy,
-                    const struct gate_args *a)
-{
-    launch_columns(with_type_wide, a->dt, gates_fit(a, {dx, dg, dy}), dev, "gate_back",
-                   gate_back_kernel, a->rows, a->width, THREADS, dx, dg, dy, *a);
-}
-
+// Rows of attention whose queries have a gate.
 template <typename T, int V>
 __global__ void split_gate_kernel(T *qkv, T *gate, T *fused, int n_heads, int head_dim, int kv,
                                   bool join)
