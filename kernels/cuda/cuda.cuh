@@ -271,19 +271,9 @@ template <int N> struct number {
     static constexpr int value = N;
 };
 
-// Calls f(element, number<V>) with V = 16 bytes' worth where `fits`, else 1.
+// Calls f(element, number<V>) with V = 16 bytes' worth of bf16 where it fits, else 1: what only a
+// model in f32 has as f32 goes one element at a time.
 template <typename F> static inline void with_type_wide(enum dtype dt, bool fits, F f)
-{
-    with_type(dt, [&](auto t) {
-        if (fits)
-            f(t, number<wide<decltype(t)>>());
-        else
-            f(t, number<1>());
-    });
-}
-
-// The same, of f32 one element at a time: for what only a model in f32 has as f32.
-template <typename F> static inline void with_bf16_wide(enum dtype dt, bool fits, F f)
 {
     if (dt == DT_F32)
         f(float(), number<1>());
@@ -293,18 +283,17 @@ template <typename F> static inline void with_bf16_wide(enum dtype dt, bool fits
         f(bf16(), number<1>());
 }
 
-// Launches kernel<T, V>. choose: one of the two above, which says what T and V are; grid: may say
-// V.
-#define launch_wide(choose, dt, fits, dev, what, kernel, grid, ...)                                \
-    choose(dt, fits, [&](auto t, auto v) {                                                         \
+// Launches kernel<T, V>; grid: may say V.
+#define launch_wide(dt, fits, dev, what, kernel, grid, ...)                                        \
+    with_type_wide(dt, fits, [&](auto t, auto v) {                                                 \
         constexpr int V = decltype(v)::value;                                                      \
         cuda_launch(dev, what, kernel<decltype(t), V>, grid, __VA_ARGS__);                         \
     })
 
 // The same on rows, whose columns blocks of `threads` have, V a thread.
-#define launch_columns(choose, dt, fits, dev, what, kernel, rows, width, threads, ...)             \
-    launch_wide(choose, dt, fits, dev, what, kernel, dim3(rows, ceil_div(width, (threads)*V)),     \
-                threads, 0, __VA_ARGS__)
+#define launch_columns(dt, fits, dev, what, kernel, rows, width, threads, ...)                     \
+    launch_wide(dt, fits, dev, what, kernel, dim3(rows, ceil_div(width, (threads)*V)), threads, 0, \
+                __VA_ARGS__)
 
 // The expert whose entries begin last before x or with it. before: where those of each begin.
 INLINE int expert_of(const int32_t *before, int n_experts, int x)

@@ -234,7 +234,7 @@ void cuda_latent_expand(struct device *dev, void *qkv, void *q, void *kv, void *
                           s->rank % n == 0 && aligned(16, {qkv, q, kv, keys}, {});
     const int width =
         s->n_heads * latent_expanded_dim(s->nope, s->rope, s->value) + (back ? s->rope : 0);
-    with_bf16_wide(s->dt, in_units, [&](auto t, auto v) {
+    with_type_wide(s->dt, in_units, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "latent attention's expanded form",

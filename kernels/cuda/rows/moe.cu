@@ -280,8 +280,8 @@ void cuda_moe_combine(struct device *dev, void *y, const void *x, const int32_t 
 {
     const int width = s->width;
     bool fits = aligned(16, {y, x}, {(int64_t)(width * dtype_size(s->dt))});
-    launch_columns(with_bf16_wide, s->dt, fits, dev, "moe_combine", combine_kernel, s->rows, width,
-                   THREADS, y, x, place, weight, s->top_k, width, add);
+    launch_columns(s->dt, fits, dev, "moe_combine", combine_kernel, s->rows, width, THREADS, y, x,
+                   place, weight, s->top_k, width, add);
 }
 
 // A block has an assignment.
@@ -312,7 +312,6 @@ void cuda_moe_combine_back(struct device *dev, void *dx, float *dweight, const v
 {
     const int width = s->width;
     bool fits = aligned(16, {dx, dy, x}, {(int64_t)(width * dtype_size(s->dt))});
-    launch_wide(with_bf16_wide, s->dt, fits, dev, "moe_combine_back", combine_back_kernel,
-                s->rows * s->top_k, THREADS, 0, dx, dweight, dy, x, r->place, r->weight, s->top_k,
-                width);
+    launch_wide(s->dt, fits, dev, "moe_combine_back", combine_back_kernel, s->rows * s->top_k,
+                THREADS, 0, dx, dweight, dy, x, r->place, r->weight, s->top_k, width);
 }

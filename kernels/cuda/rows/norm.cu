@@ -266,7 +266,7 @@ static void choose(struct device *dev, const struct norm_shape *s, bool pointers
         device_fail(dev, "a norm of %d elements: at most %d are supported", s->width, WIDEST);
         return;
     }
-    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
+    with_type_wide(s->dt, fits, [&](auto t, auto v) {
         if constexpr (decltype(v)::value == 1)
             f(t, v, number<32>(), number<512>());
         else if (s->width <= 512)

@@ -282,8 +282,8 @@ void cuda_experts_bias(struct device *dev, void *y, const void *bias, const int3
                        const struct expert_rows *s)
 {
     bool fits = aligned(16, {y, bias}, {(int64_t)(s->width * dtype_size(s->dt))});
-    launch_columns(with_bf16_wide, s->dt, fits, dev, "experts_bias", bias_kernel, s->rows, s->width,
-                   THREADS, y, bias, offsets, *s);
+    launch_columns(s->dt, fits, dev, "experts_bias", bias_kernel, s->rows, s->width, THREADS, y,
+                   bias, offsets, *s);
 }
 
 void cuda_column_sum(struct device *dev, float *out, const void *x, const int32_t *offsets,
@@ -299,7 +299,7 @@ void cuda_column_sum(struct device *dev, float *out, const void *x, const int32_
     float *parts = (float *)cuda_workspace(dev, cuda_column_sum_scratch(s->rows, cols));
     if (!parts) return;
     bool fits = aligned(16, {x}, {(int64_t)(cols * dtype_size(s->dt))});
-    launch_wide(with_type_wide, s->dt, fits, dev, "column_sum", column_sum_kernel,
+    launch_wide(s->dt, fits, dev, "column_sum", column_sum_kernel,
                 dim3(ceil_div(cols, 32 * V), n_parts), SLOTS * 32, 0, parts, x, s->rows, cols);
     cuda_add_parts(dev, out, parts, n_parts, cols);
 }
@@ -868,7 +868,7 @@ static void with_act(const act_shape &s, std::initializer_list<const void *> arr
     const int64_t e = (int64_t)dtype_size(s.dt);
     const bool fits = aligned(16, arrays, {s.width * e, s.gate_stride * e, s.up_stride * e});
     if (s.rows <= 0 || s.width <= 0) return;
-    with_bf16_wide(s.dt, fits, [&](auto t, auto v) {
+    with_type_wide(s.dt, fits, [&](auto t, auto v) {
         const int units = ceil_div(s.width, decltype(v)::value);
         const int across = std::min(THREADS, ceil_div(units, 32) * 32);
         const int rows = s.rows >= 4096 ? 4 * THREADS / across : 1;
@@ -980,7 +980,6 @@ void cuda_split_gate(struct device *dev, void *qkv, void *gate, void *fused, int
 {
     const int width = 2 * (s->n_heads + s->n_kv_heads) * s->head_dim;
     const bool fits = aligned(16, {qkv, gate, fused}, {s->head_dim * (int)dtype_size(s->dt)});
-    launch_columns(with_type_wide, s->dt, fits, dev, "split_gate", split_gate_kernel, rows, width,
-                   THREADS, qkv, gate, fused, s->n_heads, s->head_dim,
-                   2 * s->n_kv_heads * s->head_dim, join);
+    launch_columns(s->dt, fits, dev, "split_gate", split_gate_kernel, rows, width, THREADS, qkv,
+                   gate, fused, s->n_heads, s->head_dim, 2 * s->n_kv_heads * s->head_dim, join);
 }
