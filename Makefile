@@ -205,7 +205,7 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o | $(TEST_LIB)
 
 # The bridge's client side for other languages: without kernels, so without BLAS and cuBLASLt.
 BRIDGE_SRC := $(filter-out common/base/unicode.c,$(wildcard common/base/*.c bridge/*.c bridge/library/*.c)) kernels/device.c \
-           $(addprefix kernels/cpu/,backend.c checksum.c shared.c) \
+           $(addprefix kernels/cpu/,backend.c shared.c) \
            $(if $(filter 1,$(CUDA)),kernels/cuda/device.cu bridge/library/bridge_ops_cuda.cu)
 $(BUILD)/libcommonweight-bridge.so.0: $(call obj,$(BRIDGE_SRC)) bridge/library/exports
 	$(Q)echo '  LINK  $@'; $(CC) $(LDFLAGS_) -shared -Wl,-soname,$(@F),--version-script=bridge/library/exports,--no-undefined \

@@ -1,5 +1,5 @@
-/* backend.c: the CPU as a device: its table of operations, ordinary memory, and calls that are done
- * when they return. Parallel loops are OpenMP's; the thread that owns the device starts them. */
+/* backend.c: the CPU as a device: ordinary memory and its checksums, and calls that are done when
+ * they return. Parallel loops are OpenMP's; the thread that owns the device starts them. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/hash.h"
@@ -207,6 +207,27 @@ void *cpu_workspace(struct device *dev, size_t bytes)
         return NULL;
     }
     return state->workspace;
+}
+
+// Position-dependent sums; their order does not matter.
+void cpu_checksum(struct device *dev, uint64_t *sums, const void *base, const uint64_t *offset,
+                  const uint64_t *bytes, int n)
+{
+    (void)dev;
+    for (int i = 0; i < n; i++) {
+        const unsigned char *region = (const unsigned char *)base + offset[i];
+        const uint64_t words = bytes[i] / 4;
+        uint64_t sum = 0;
+        uint32_t last = 0; // what is behind the whole words
+#pragma omp parallel for simd reduction(+ : sum) if (words > PARALLEL_WORK)
+        for (uint64_t j = 0; j < words; j++) {
+            uint32_t word;
+            memcpy(&word, region + 4 * j, 4);
+            sum += hash_mix(word + j * HASH_SPREAD);
+        }
+        memcpy(&last, region + 4 * words, bytes[i] % 4);
+        sums[i] = sum + (bytes[i] % 4 ? hash_mix(last + words * HASH_SPREAD) : 0);
+    }
 }
 
 const struct backend backend_cpu = {

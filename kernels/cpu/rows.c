@@ -16,16 +16,13 @@ static int64_t place_of(int row, int first, int rows)
 void cpu_gather_rows(struct device *dev, void *y, const void *table, const struct gather_args *args)
 {
     if (!cpu_is_f32(dev, "gather_rows", args->dt)) return;
-    const int32_t *index = args->index;
     const int n = args->n, width = args->width;
     const float scale = args->scale;
-    float *out = y;
-    const float *rows = table;
 #pragma omp parallel for if ((int64_t)n * width > PARALLEL_WORK)
     for (int i = 0; i < n; i++) {
-        const int64_t at = place_of(index[i], args->first, args->rows);
-        const float *from = rows + at * width;
-        float *to = out + (int64_t)i * width;
+        const int64_t at = place_of(args->index[i], args->first, args->rows);
+        const float *from = (const float *)table + at * width;
+        float *to = (float *)y + (int64_t)i * width;
         if (at < 0) {
             memset(to, 0, (size_t)width * sizeof *to);
             continue;
@@ -43,18 +40,15 @@ void cpu_scatter_add_rows(struct device *dev, void *table, enum dtype table_dt, 
     if (!cpu_is_f32(dev, "scatter_add_rows", table_dt)) return;
     const int32_t *index = args->index;
     const int n = args->n, width = args->width;
-    const float scale = args->scale;
-    float *rows = table;
-    const float *in = y;
 #pragma omp parallel for schedule(dynamic, 64) if ((int64_t)n * width > PARALLEL_WORK)
     for (int start = 0; start < n; start++) {
         int row = index[order[start]];
         if (start > 0 && index[order[start - 1]] == row) continue;
         const int64_t at = place_of(row, args->first, args->rows);
         if (at < 0) continue;
-        float *to = rows + at * width;
+        float *to = (float *)table + at * width;
         for (int i = start; i < n && index[order[i]] == row; i++)
-            add_scaled(to, scale, in + (int64_t)order[i] * width, width);
+            add_scaled(to, args->scale, (const float *)y + (int64_t)order[i] * width, width);
     }
 }
 
