@@ -226,7 +226,7 @@ void options_list_idle(const struct option_set *set, const void *config, struct 
 {
     for (const struct option_spec *spec = set->table; spec->name; spec++)
         for (const struct option_rule *r = spec->rules; r && r->kind != RULE_END; r++) {
-            if (r->kind != RULE_WITHIN || !set->given[spec - set->table] ||
+            if (r->kind != RULE_WITHIN || set->given[spec - set->table] != OPTION_GIVEN ||
                 find_alternative(set->table, r->other, config))
                 continue;
             bytes_printf(to, "--%s has no effect without ", spec->name);

@@ -269,6 +269,8 @@ static enum status unknown_key(const struct option_set *set, const char *path, c
 
 #define CONFIG_FILE_BYTES (1 << 20)
 
+static json_t *field_to_json(const struct option_spec *spec, const void *config);
+
 static enum status apply_file(struct option_set *set, const char *path, void *config)
 {
     json_t *root = NULL, *value;
@@ -282,8 +284,12 @@ static enum status apply_file(struct option_set *set, const char *path, void *co
         if (json_is_null(value)) continue;
         if (spec->type == OPTION_FILE)
             FAIL(ST_INVALID, "%s: \"config\": a config file cannot name another", path);
-        CHECK(store_json(set, spec, path, root, key, config));
-        set->given[spec - set->table] = true;
+        json_t *before = field_to_json(spec, config);
+        st = store_json(set, spec, path, root, key, config);
+        set->given[spec - set->table] =
+            json_equal(before, value) ? OPTION_AS_DEFAULT : OPTION_GIVEN;
+        json_decref(before);
+        if (st != ST_OK) break;
     }
 out:
     json_decref(root);
@@ -397,7 +403,7 @@ static enum status read_command_line(const struct option_spec *table, struct com
         if (st == ST_OK && spec->type == OPTION_FILE) line->file = value;
         if (st == ST_OK && set) {
             st = store(set, spec, (struct source){NULL, spec->name}, value, config);
-            set->given[spec - table] = true;
+            set->given[spec - table] = OPTION_GIVEN;
         }
         if (st != ST_OK) return st;
     }
@@ -502,7 +508,9 @@ enum option_result options_parse(const struct option_spec *table, const char *pr
         .max_positional = max_positional,
     };
     struct option_set *set = calloc(1, sizeof *set);
-    if (set) *set = (struct option_set){.table = table, .given = calloc(n_options + 1, 1)};
+    if (set)
+        *set =
+            (struct option_set){.table = table, .given = calloc(n_options + 1, sizeof *set->given)};
     if (!set || !set->given || !line.positional) {
         status_fail(ST_NO_MEMORY, "out of memory while reading options");
         goto out;
@@ -540,8 +548,6 @@ bool options_given(const struct option_set *set, const char *name)
     const struct option_spec *spec = find_option(set->table, name, strlen(name));
     return spec && set->given[spec - set->table];
 }
-
-static json_t *field_to_json(const struct option_spec *spec, const void *config);
 
 enum status options_fill(struct option_set *set, const char *path, const json_t *recorded,
                          void *config, struct bytes *ret_taken)

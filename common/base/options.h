@@ -120,7 +120,8 @@ bool options_given(const struct option_set *set, const char *name); // by flag o
 // ST_INVALID where a rule of the table is broken; the sentence names both options. Derived values
 // are set before.
 enum status options_check(const struct option_set *set, const void *config);
-// A sentence for each option that was given and has no effect (RULE_WITHIN), a line each.
+// A sentence for each option that was given, by a file otherwise than by default, and has no effect
+// (RULE_WITHIN), a line each.
 void options_list_idle(const struct option_set *set, const void *config, struct bytes *to);
 // Options that were not given, by flag or file, take what `recorded`, such an object as
 // options_to_json() makes, has for them. `path` names it in errors; ret_taken: "--name value" of
@@ -139,7 +140,8 @@ enum status options_size(const char *text, int64_t *ret_bytes);
 
 struct option_set { // owns the strings it put into a config
     const struct option_spec *table;
-    bool *given; // one for each of the table: by flag or file
+    // one for each of the table: not; by flag or file; by a file, which may have all, the default
+    enum { OPTION_NOT_GIVEN, OPTION_GIVEN, OPTION_AS_DEFAULT } * given;
     char **strings;
     size_t n_strings;
 };

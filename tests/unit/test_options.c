@@ -329,11 +329,12 @@ struct ruled {
     int64_t ahead;
     double share;
     int mode;
-    const char *folder;
+    const char *folder, *config;
 };
 #undef OPTIONS_OF
 #define OPTIONS_OF struct ruled
 static const struct option_spec rules_table[] = {
+    OPT_CONFIG,
     OPT_FLAG("fast", fast, NULL, "", IS_COMMON, EXCLUDES("exact|ahead>1", "bits would differ")),
     OPT_FLAG("exact", exact, NULL, "", EXCLUDES("mode=b,c&share", "it is not; give --share 0")),
     OPT_INT("ahead", ahead, "1", "N", 0, 9, "", NEEDS_WHEN(">2", "folder~here|apart", NULL)),
@@ -369,4 +370,29 @@ TEST_EACH(rules_of_a_table, "options")
     if (broken) assert_message(broken);
     options_list_idle(set, &c, &idle);
     assert_string_equal(bytes_text(&idle), row_text(cases, i, "idle"));
+}
+
+// A file may hold every option, as a run's config.json does: what is the default there is no wish.
+TEST(defaults_of_a_file_are_not_idle)
+{
+    static const struct {
+        const char *file, *word, *idle;
+    } cases[] = {
+        {"{\"share\": 0.5, \"folder\": null}", NULL, ""},
+        {"{\"share\": 0.25}", NULL, "--share has no effect without another --mode than a\n"},
+        {"{\"share\": 0.5}", "--share=0.5",
+         "--share has no effect without another --mode than a\n"}};
+    const char *path = test_path(test_folder(), "config.json");
+    for (int i = 0; i < 3; i++) {
+        SCOPED(bytes_release) struct bytes idle = BYTES_INIT;
+        struct ruled c = {0};
+        struct option_set *set;
+        test_write(path, cases[i].file, strlen(cases[i].file));
+        assert_int_equal(
+            parse_with(rules_table, OPTIONS("--config", path, cases[i].word), 0, &c, NULL, &set),
+            OPTIONS_OK);
+        assert_true(options_given(set, "share"));
+        options_list_idle(set, &c, &idle);
+        assert_string_equal(bytes_text(&idle), cases[i].idle);
+    }
 }

@@ -94,25 +94,30 @@ extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
              IS_COMMON),                                                                           \
         OPT_TEXT("reward-weights", reward.weights, NULL, "W,...", "their weights (default: 1)"),   \
         OPT_DOUBLE("length-target", reward.length_target, "20", "CHARS", 1, 1e9,                   \
-                   "of the reward \"length\""),                                                    \
+                   "of the reward \"length\"", WITHIN("reward~length")),                           \
         OPT_INT("overlong-buffer", reward.overlong_buffer, "0", "TOKENS", 0, 1e9,                  \
                 "of the reward \"overlong\": the last of --max-completion-length",                 \
                 WITHIN("reward~overlong")),                                                        \
         OPT_INT("repetition-ngram", reward.repetition_ngram, "3", "TOKENS", 1, 1000,               \
                 "of the reward \"repetition\"", WITHIN("reward~repetition")),                      \
         OPT_TEXT("reward-pattern", reward.pattern, NULL, "REGEX",                                  \
-                 "of the reward \"regex\", for lines without a \"pattern\""),                      \
+                 "of the reward \"regex\", for lines without a \"pattern\"",                       \
+                 WITHIN("reward~regex")),                                                          \
         OPT_DOUBLE("reward-timeout", reward.timeout_s, "30", "SECONDS", 0.01, 1e6,                 \
-                   "longest wait for the next reply of the reward \"command\""),                   \
+                   "longest wait for the next reply of the reward \"command\"",                    \
+                   WITHIN("reward~command:")),                                                     \
         OPT_FLAG(                                                                                  \
             "reward-groups", reward.whole_groups, NULL,                                            \
             "a reward \"command\" is given all of a prompt's samples one after another, with "     \
-            "their \"group\" and \"group_size\", and may reply once it has them all"),             \
+            "their \"group\" and \"group_size\", and may reply once it has them all",              \
+            WITHIN("reward~command:")),                                                            \
         OPT_FLAG("reward-batches", reward.whole_batches, NULL,                                     \
                  "the same of all samples that are scored at once, a step's, with their "          \
-                 "\"batch_size\""),                                                                \
+                 "\"batch_size\"",                                                                 \
+                 WITHIN("reward~command:")),                                                       \
         OPT_INT("reward-processes", reward.processes, "1", "N", 1, 256,                            \
-                "processes of each reward \"command\", among which a step's samples are divided")
+                "processes of each reward \"command\", among which a step's samples are divided",  \
+                WITHIN("reward~command:"))
 
 #define LOG_LEVEL_OPTION                                                                           \
     OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged")
@@ -123,8 +128,8 @@ extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
                "of the routers' load-balancing loss, of a mixture of experts; -1: what the "       \
                "model's config.json says, of families that train with one; 0: off")
 
-// A struct learner_options called `learner`: what is trained, AdamW and its learning
-// rate.
+// A struct learner_options called `learner`: what is trained, AdamW and its
+// learning rate.
 #define FREEZE_OPTION(...)                                                                         \
     OPT_TEXT("freeze", learner.freeze, NULL, "PATTERN,...",                                        \
              "tensors that are not trained: globs of their names, the last that matches decides; " \
@@ -199,7 +204,8 @@ extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
                  "in its config.json where they are not given here",                               \
                  IS_COMMON, NEEDS("run-dir", "the folder of the run to go on with"))
 
-// Evaluations on held-out data, and what they decide. best_help: of --load-best-model-at-end.
+// Evaluations on held-out data, and what they decide. best_help: of
+// --load-best-model-at-end.
 #define EVAL_OPTIONS(best_help)                                                                    \
     OPT_TEXT("eval-data", eval_data, NULL, "FILE", "held-out lines, JSONL", IS_COMMON),            \
         OPT_INT("eval-steps", eval_steps, "500", "N", 1, 1e9,                                      \
