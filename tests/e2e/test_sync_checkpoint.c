@@ -100,6 +100,7 @@ TEST(one_elsewhere_is_told_to_load)
     daemon_kill(&other);
     train_checkpoint(1, "gone", CHECKPOINT("--server-url %s --workers-api-key-file %s", url, key));
     assert_said(&scene, "--server-url: http://127.0.0.1:");
+    assert_false(said(&scene, "--workers")); // which is no way out here
     assert_said(&scene, "nobody answers");
     // one that would sample by other weights than are trained
     daemon_start(&other, scene.model,

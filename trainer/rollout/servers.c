@@ -168,12 +168,13 @@ out:
 static enum status leave_out(struct servers *c, struct worker *w, enum status st)
 {
     w->may = false;
+    if (!c->in_step && w->of_pull.name == c->options.server_url)
+        return status_context(st, "--server-url: %s cannot be used", w->of_pull.name);
     if (!c->in_step)
-        return status_context(
-            st,
-            "--%s: %s cannot be used (mend it, or leave it out; --workers \"\" is "
-            "a run without)",
-            w->of_pull.name == c->options.server_url ? "server-url" : "workers", w->of_pull.name);
+        return status_context(st,
+                              "--workers: %s cannot be used (mend it, or leave it out; "
+                              "--workers \"\" is a run without)",
+                              w->of_pull.name);
     log_progress_end();
     log_line(w->of_pull.down ? LOG_DEBUG : LOG_WARN,
              "worker %s is left out until it answers again before a step: %s", w->of_pull.name,
