@@ -196,30 +196,24 @@ const char *http_query(const struct http_request *q, const char *name)
     return MHD_lookup_connection_value(q->connection, MHD_GET_ARGUMENT_KIND, name);
 }
 
-struct parameters {
-    const char *const *known;
-    const char *stranger; // the first that is none of them; NULL: there is none
-};
-
 static enum MHD_Result see_parameter(void *context, enum MHD_ValueKind kind, const char *name,
                                      const char *value)
 {
-    struct parameters *p = context;
-    const char *const *known = p->known;
+    struct http_request *q = context;
+    const char *const *known = q->parameters;
     (void)kind, (void)value;
     while (*known && strcmp(*known, name) != 0) known++;
-    if (!*known) p->stranger = name;
-    return *known ? MHD_YES : MHD_NO;
+    if (*known) return MHD_YES;
+    http_fail(q, 400, "\"%s\" is no parameter of %s; %s lists what there is", CUT(name, 48),
+              q->route->path, q->listener->http->options.page);
+    return MHD_NO;
 }
 
 bool http_takes_only(struct http_request *q, const char *const *names)
 {
-    struct parameters p = {names, NULL};
-    MHD_get_connection_values(q->connection, MHD_GET_ARGUMENT_KIND, see_parameter, &p);
-    if (p.stranger)
-        http_fail(q, 400, "\"%s\" is no parameter of %s; %s lists what there is",
-                  CUT(p.stranger, 48), q->route->path, q->listener->http->options.page);
-    return !p.stranger;
+    q->parameters = names;
+    MHD_get_connection_values(q->connection, MHD_GET_ARGUMENT_KIND, see_parameter, q);
+    return !http_replied(q);
 }
 
 void http_attach(struct http_request *q, void *attached,

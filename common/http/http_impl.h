@@ -56,7 +56,8 @@ struct http_request {
     struct MHD_Connection *connection;
     struct connection *socket;
     const struct http_route *route;
-    const char *path_tail; // libmicrohttpd's, for as long as the request
+    const char *path_tail;         // libmicrohttpd's, for as long as the request
+    const char *const *parameters; // that its URL may have (http_takes_only())
     char request_id[REQUEST_ID_MAX + 1];
     enum http_request_state state;
     bool received; // whole

@@ -258,18 +258,15 @@ enum status model_folder_check_out(const char *out, bool overwrite, const char *
         if (read[k] && file_is_within(read[k], out))
             FAIL(ST_INVALID, "--out %s would replace %s, which is read here; take another folder",
                  out, read[k]);
-    if (!overwrite)
-        FAIL(ST_INVALID,
-             "--out %s is there already; take another folder, or say --overwrite to replace it "
-             "whole",
-             out);
-    if (!names) FAIL(ST_INVALID, "--out %s cannot be read as a folder; take another", out);
     json_array_foreach (names, i, name)
         if (!is_written(json_string_value(name)))
             FAIL(ST_INVALID,
-                 "--out %s holds %s, which is none of a model's files as they are written here, so "
-                 "--overwrite does not replace it; take another folder",
+                 "--out %s holds %s, which is none of a model's files as they are written here; "
+                 "take another folder",
                  out, json_string_value(name));
+    if (!names || !overwrite)
+        FAIL(ST_INVALID, "--out %s is there already; take another folder%s", out,
+             names ? ", or say --overwrite to replace it whole" : "");
 out:
     json_decref(names);
     return st;

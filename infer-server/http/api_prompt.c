@@ -153,15 +153,14 @@ out:
 // By its id a group's samples are known, and ended.
 static enum status check_id(const struct api_prompt *prompts, int i)
 {
-    const json_t *id = prompts[i].group_id;
-    char number[24];
-    snprintf(number, sizeof number, "%" JSON_INTEGER_FORMAT, json_integer_value(id));
+    char id[64] = ""; // as JSON
+    json_dumpb(prompts[i].group_id, id, sizeof id - 1, JSON_ENCODE_ANY);
     for (int k = 0; k < i; k++)
-        if (json_equal(prompts[k].group_id, id))
+        if (json_equal(prompts[k].group_id, prompts[i].group_id))
             return status_fail(ST_INVALID,
-                               "request: \"id\" of groups %d and %d is '%s' (without one it is the "
+                               "request: \"id\" of groups %d and %d is %s (without one it is the "
                                "index): give each group its own",
-                               k, i, json_is_string(id) ? CUT(json_string_value(id), 48) : number);
+                               k, i, id);
     return ST_OK;
 }
 

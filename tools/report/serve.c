@@ -56,26 +56,13 @@ static enum status query_run(const struct report_server *s, const struct http_re
     return query_int(q, "run", s->n - 1, 0, ret);
 }
 
-// Takes the body's memory. st: of making it.
-static void reply(struct http_request *q, enum status st, const char *type, struct bytes *body)
+static enum status page_of(struct report_server *s, const struct http_request *q, struct bytes *to)
 {
-    http_header(q, "Cache-Control", "no-cache");
-    if (st == ST_OK)
-        http_reply(q, 200, type, body);
-    else
-        http_fail_status(q, st);
-    bytes_release(body);
+    (void)q;
+    return page_put_live(s->n, s->shown, to);
 }
 
-// GET /
-static void handle_page(void *context, struct http_request *q)
-{
-    const struct report_server *s = context;
-    struct bytes page = BYTES_INIT;
-    enum status st = page_put_live(s->n, s->shown, &page);
-    reply(q, st, "text/html; charset=utf-8", &page);
-}
-
+// run=N&generation=G&lines=L&samples=S&prompts=P&reports=R: report.h
 static enum status data_of(struct report_server *s, const struct http_request *q, struct bytes *to)
 {
     enum status st;
@@ -93,15 +80,8 @@ out:
     return st;
 }
 
-// GET /data?run=N&generation=G&lines=L&samples=S&prompts=P&reports=R: report.h
-static void handle_data(void *context, struct http_request *q)
-{
-    struct bytes data = BYTES_INIT;
-    enum status st = data_of(context, q, &data);
-    reply(q, st, "application/json", &data);
-}
-
-static enum status rollouts_of(const struct report_server *s, const struct http_request *q,
+// run=N&step=S&held_out=0|1
+static enum status rollouts_of(struct report_server *s, const struct http_request *q,
                                struct bytes *to)
 {
     enum status st;
@@ -116,12 +96,23 @@ out:
     return st;
 }
 
-// GET /rollouts?run=N&step=S&held_out=0|1
-static void handle_rollouts(void *context, struct http_request *q)
+static const struct {
+    enum status (*make)(struct report_server *s, const struct http_request *q, struct bytes *to);
+    const char *type;
+} answers[] = {{page_of, "text/html; charset=utf-8"},
+               {data_of, "application/json"},
+               {rollouts_of, "application/x-ndjson"}};
+
+static void handle(void *context, struct http_request *q)
 {
-    struct bytes lines = BYTES_INIT;
-    enum status st = rollouts_of(context, q, &lines);
-    reply(q, st, "application/x-ndjson", &lines);
+    struct bytes body = BYTES_INIT;
+    const enum status st = answers[http_which(q)].make(context, q, &body);
+    http_header(q, "Cache-Control", "no-cache");
+    if (st == ST_OK)
+        http_reply(q, 200, answers[http_which(q)].type, &body);
+    else
+        http_fail_status(q, st);
+    bytes_release(&body);
 }
 
 static void handle_health(void *context, struct http_request *q)
@@ -131,10 +122,8 @@ static void handle_health(void *context, struct http_request *q)
 }
 
 static const struct http_route routes[] = {
-    {"GET", "/", handle_page, HTTP_OPEN, 0},
-    {"GET", "/data", handle_data, HTTP_OPEN, 0},
-    {"GET", "/rollouts", handle_rollouts, HTTP_OPEN, 0},
-    {"GET", "/health", handle_health, HTTP_OPEN, 0},
+    {"GET", "/", handle, HTTP_OPEN, 0},         {"GET", "/data", handle, HTTP_OPEN, 1},
+    {"GET", "/rollouts", handle, HTTP_OPEN, 2}, {"GET", "/health", handle_health, HTTP_OPEN, 0},
     {NULL, NULL, NULL, HTTP_OPEN, 0},
 };
 
