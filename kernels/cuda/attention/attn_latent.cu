@@ -53,16 +53,6 @@ INLINE bool take_chunk(work &w, const attn_args<bf16> &a, const latent_parts &pa
 
 // ---- copying -----------------------------------------------------------------------------------
 
-INLINE void copy_latent_queries(copier &c, const attn_args<bf16> &a, const work &w)
-{
-    const bf16 *q = a.q + first_column(a.head_dim);
-    copy_kept<WIDTH, 1, 1>(c, a.head_dim, [&](int r, const bf16 *(&from)[2]) {
-        bool in = w.p.in(r);
-        from[0] = q + query_at(a, place_of(a, w.p, in ? r : 0));
-        return in;
-    });
-}
-
 // The tiles from `tile` on whose keys are all before position `end`, at most n.
 template <bool PAGED, bool E4M3>
 INLINE void stream_latents(copier &c, const attn_args<bf16> &a, const work &w, int &tile, int end,
@@ -91,7 +81,7 @@ INLINE void copy_item(copier &c, const attn_args<bf16> &a, const work &w, bool e
         stream_latents<PAGED, E4M3>(c, a, w, tile, number_at<true>(a.stored + w.s), STAGES);
         grid_wait();
     }
-    copy_latent_queries(c, a, w);
+    copy_packed<WIDTH, 1, 1>(c, a, w, a.out);
     stream_latents<PAGED, E4M3>(c, a, w, tile, w.end, INT_MAX);
 }
 

@@ -152,10 +152,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 work w;
                 if (!take_queries<PAGED, item_rows<HD>>(w, a, item)) return;
                 c.begin(w);
-                packed_places places = places_of(a, w.p, a.out);
-                copy_kept<HD, item_rows<HD> / ROWS, 1>(
-                    c, a.head_dim,
-                    [&](int r, const bf16 *(&from)[2]) { return places.find(a, w.p, r, from); });
+                copy_packed<HD, item_rows<HD> / ROWS, 1>(c, a, w, a.out);
                 stream_keys<HD, PAGED>(c, a, w);
             });
         },
@@ -279,10 +276,7 @@ INLINE void stream_queries(copier &c, const gradient_args &g, const work &w, row
 template <int HD> INLINE void copy_queries(copier &c, const gradient_args &g, const work &w)
 {
     c.begin(w);
-    packed_places places = places_of(g.a, w.p, g.dout);
-    copy_kept<HD, GROUPS, 2>(c, g.a.head_dim, [&](int r, const bf16 *(&from)[2]) {
-        return places.find(g.a, w.p, r, from);
-    });
+    copy_packed<HD, GROUPS, 2>(c, g.a, w, g.dout);
     stream_keys<HD, false>(c, g.a, w);
 }
 

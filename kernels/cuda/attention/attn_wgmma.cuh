@@ -243,6 +243,15 @@ template <int HD, int N, int TILES, typename F> INLINE void copy_kept(copier &c,
     c.kept_copied();
 }
 
+// The same of an item's packed rows: of their queries and, where TILES is 2, of what lies as `out`.
+template <int HD, int N, int TILES>
+INLINE void copy_packed(copier &c, const attn_args<bf16> &a, const work &w, const bf16 *out)
+{
+    packed_places places = places_of(a, w.p, out);
+    copy_kept<HD, N, TILES>(
+        c, a.head_dim, [&](int r, const bf16 *(&from)[2]) { return places.find(a, w.p, r, from); });
+}
+
 // A stage: the item's 64 keys from position `tile` on and, where TILES is 2, their values. run: of
 // a packed batch, that the thread's last key was in.
 template <int HD, bool PAGED, int TILES = 2, bool FROM_L2 = false>

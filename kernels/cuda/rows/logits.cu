@@ -184,18 +184,14 @@ INLINE ranked candidate_of(const float *row, int t)
     return {isnan(z) ? -INFINITY : z, t};
 }
 
-// The first of the block's candidates, given to every thread.
+// The first of the block's, given to every thread. shared: of each warp.
 INLINE ranked block_first(ranked c, ranked *shared)
 {
     c = lanes_first(c);
     __syncthreads();
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = c;
     __syncthreads();
-    c = shared[0];
-#pragma unroll
-    for (int i = 1; i < TOP_THREADS / 32; i++)
-        if (is_before(shared[i], c)) c = shared[i];
-    return c;
+    return lanes_first(shared[min(threadIdx.x % 32, blockDim.x / 32 - 1)]);
 }
 
 // The first HELD of this thread's tokens that come behind `last`, in order; token `vocab` stands
@@ -406,8 +402,7 @@ void cuda_distill(struct device *dev, float *divergence, float *overlap, void *d
 
 struct vocab_tile {
     float max, sum; // of z, and of e^(z - max)
-    float score, z; // best score and its token's z
-    int token;
+    ranked best;    // the best score, and its token
 };
 
 // What is known of a row once it is filtered.
@@ -477,48 +472,20 @@ INLINE void load_row(float (&z)[4], const row_view &r, int t, float scale)
 }
 
 // Keeps the better of two candidates in `best`; the lower token wins a tie.
-INLINE void better(vocab_tile &best, float score, float z, int token)
+INLINE void better(ranked &best, ranked other)
 {
-    if (score > best.score || (score == best.score && token < best.token)) {
-        best.score = score;
-        best.z = z;
-        best.token = token;
-    }
-}
-
-INLINE void lanes_best(vocab_tile &best)
-{
-#pragma unroll
-    for (int o = 16; o; o >>= 1) {
-        float score = __shfl_xor_sync(~0u, best.score, o), z = __shfl_xor_sync(~0u, best.z, o);
-        int token = __shfl_xor_sync(~0u, best.token, o);
-        better(best, score, z, token);
-    }
-}
-
-// The best of a block, valid in warp 0.
-INLINE void block_best(vocab_tile &best)
-{
-    __shared__ vocab_tile shared[32];
-    lanes_best(best);
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = best;
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        if (threadIdx.x < blockDim.x / 32) best = shared[threadIdx.x];
-        lanes_best(best);
-    }
+    if (is_before(other, best)) best = other;
 }
 
 // The best of a row's tiles, valid in every lane of the calling warp.
-INLINE vocab_tile best_of_tiles(const vocab_tile *of_row, int n, int vocab)
+INLINE ranked best_of_tiles(const vocab_tile *of_row, int n, int vocab)
 {
-    vocab_tile best = {0, 0, -INFINITY, -INFINITY, vocab - 1};
+    ranked best = {-INFINITY, vocab - 1};
     for (int i = threadIdx.x; i < n; i += 32) {
-        const volatile vocab_tile &o = of_row[i];
-        better(best, o.score, o.z, o.token);
+        const volatile ranked &o = of_row[i].best;
+        better(best, {o.value, o.index});
     }
-    lanes_best(best);
-    return best;
+    return lanes_first(best);
 }
 
 INLINE sample_result result_of(int token, float z, const row_stats &s, bool filtered)
@@ -536,11 +503,11 @@ INLINE sample_result result_of(int token, float z, const row_stats &s, bool filt
  * always its best score: each lane computes the score of its most hopeful token, then those of the
  * few whose hope still reaches the best of these. */
 template <typename F>
-INLINE void best_with_noise(vocab_tile &best, const float (&z)[GROUPS][4], float (&e)[GROUPS][4],
+INLINE void best_with_noise(ranked &best, const float (&z)[GROUPS][4], float (&e)[GROUPS][4],
                             float max, const sample_params &p, int t0, F z_of)
 {
     // rng_below1() is nowhere less than 1 - 2^-14 of its word; the rest of the margin is rounding
-    auto enough = [&] { return expf(lanes_max(best.score) - max) * (0.999f / 4294967296.f); };
+    auto enough = [&] { return expf(lanes_max(best.value) - max) * (0.999f / 4294967296.f); };
     float most = 0;
     int hopeful = -1; // token 4 j + i of this thread's
 #pragma unroll
@@ -573,8 +540,7 @@ INLINE void best_with_noise(vocab_tile &best, const float (&z)[GROUPS][4], float
                                  : at % 4 == 1 ? bits[1]
                                  : at % 4 == 2 ? bits[2]
                                                : bits[3];
-            const float own_z = z_of(t);
-            better(best, own_z + sampling_gumbel(&p, t, own), own_z, t);
+            better(best, {z_of(t) + sampling_gumbel(&p, t, own), t});
         }
         if (pass == 1) return;
         const float least = enough();
@@ -594,6 +560,7 @@ __global__ void __launch_bounds__(THREADS)
 {
     grid_begin();
     __shared__ float shared[32];
+    __shared__ ranked bests[32];
     const row_view r = row_of<MASKED>(set, blockIdx.y);
     if (!r.logits) return;
     const sample_params p = r.params;
@@ -601,7 +568,7 @@ __global__ void __launch_bounds__(THREADS)
     const float scale = sampling_scale(&p);
     const bool with_noise = r.samples && p.temperature != 0.f && !sampling_filters(&p, vocab);
     vocab_tile *of_row = tiles + (int64_t)blockIdx.y * n_tiles;
-    vocab_tile best = {0, 0, -INFINITY, -INFINITY, vocab - 1};
+    ranked best = {-INFINITY, vocab - 1};
     float z[GROUPS][4], e[GROUPS][4];
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) load_row(z[j], r, t0 + j * THREADS * 4, scale);
@@ -614,9 +581,9 @@ __global__ void __launch_bounds__(THREADS)
         for (int j = 0; j < GROUPS; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                if (z[j][i] > -INFINITY) better(best, z[j][i], z[j][i], t0 + j * THREADS * 4 + i);
-    block_best(best);
-    if (threadIdx.x == 0) of_row[blockIdx.x] = {own.max, own.sum, best.score, best.z, best.token};
+                if (z[j][i] > -INFINITY) better(best, {z[j][i], t0 + j * THREADS * 4 + i});
+    best = block_first(best, bests);
+    if (threadIdx.x == 0) of_row[blockIdx.x] = {own.max, own.sum, best};
     if (!last_block(&tickets[blockIdx.y], gridDim.x) || threadIdx.x >= 32) return;
 
     best = best_of_tiles(of_row, n_tiles, vocab);
@@ -627,7 +594,8 @@ __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x) return;
     const row_stats known = {row.max, row.sum, row.sum, 0};
     stats[blockIdx.y] = known;
-    if (r.samples) result[blockIdx.y] = result_of(best.token, best.z, known, false);
+    if (r.samples)
+        result[blockIdx.y] = result_of(best.index, scaled_z(r, best.index, scale), known, false);
 }
 
 // ---- filtering ---------------------------------------------------------------------------------
@@ -753,6 +721,7 @@ __global__ void __launch_bounds__(FILTER_THREADS)
     grid_begin();
     __shared__ bins b;
     __shared__ float shared[32];
+    __shared__ ranked bests[32];
     const row_view r = row_of<MASKED>(set, blockIdx.x);
     const sample_params p = r.params;
     const int vocab = r.vocab;
@@ -779,7 +748,7 @@ __global__ void __launch_bounds__(FILTER_THREADS)
     }
 
     float kept = 0;
-    vocab_tile best = {0, 0, -INFINITY, -INFINITY, vocab - 1};
+    ranked best = {-INFINITY, vocab - 1};
     each_token(r, scale, [&](const float(&z)[4], int t) {
         bool keeps[4], any = false;
 #pragma unroll
@@ -787,17 +756,17 @@ __global__ void __launch_bounds__(FILTER_THREADS)
             float e = expf(z[i] - max);
             keeps[i] = t + i < vocab && is_kept(z[i], e, floor, p);
             if (keeps[i]) kept += e;
-            any |= keeps[i] && z[i] + RNG_GUMBEL_MAX >= best.score;
+            any |= keeps[i] && z[i] + RNG_GUMBEL_MAX >= best.value;
         }
         if (!samples || !any) return;
         uint32_t bits[4];
         sampling_block(&p, t / 4, SAMPLING_GUMBEL, bits);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if (keeps[i]) better(best, z[i] + sampling_gumbel(&p, t + i, bits[i]), z[i], t + i);
+            if (keeps[i]) better(best, {z[i] + sampling_gumbel(&p, t + i, bits[i]), t + i});
     });
     kept = block_sum(kept, shared);
-    block_best(best);
+    best = block_first(best, bests);
     if (threadIdx.x) return;
     known.kept = kept;
     known.floor = floor;
@@ -805,7 +774,7 @@ __global__ void __launch_bounds__(FILTER_THREADS)
     if (!r.samples) return;
     // a greedy row has its token, the likeliest, from the first kernel
     if (samples)
-        result[blockIdx.x] = result_of(best.token, best.z, known, true);
+        result[blockIdx.x] = result_of(best.index, scaled_z(r, best.index, scale), known, true);
     else
         result[blockIdx.x] = result_of(result[blockIdx.x].token, max, known, true);
 }
@@ -842,7 +811,8 @@ __global__ void __launch_bounds__(THREADS)
         return;
     }
 
-    vocab_tile best = {0, 0, -INFINITY, -INFINITY, set.vocab - 1};
+    __shared__ ranked bests[32];
+    ranked best = {-INFINITY, set.vocab - 1};
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
         int t = blockIdx.x * TILE + (j * THREADS + threadIdx.x) * 4;
@@ -863,15 +833,15 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int k = 0; k < 4; k++)
             if (residual[k] > 0.f)
-                better(best, logf(residual[k]) + sampling_gumbel(&p, t + k, bits[k]), z[k], t + k);
+                better(best, {logf(residual[k]) + sampling_gumbel(&p, t + k, bits[k]), t + k});
     }
-    block_best(best);
-    if (threadIdx.x == 0) tiles[(int64_t)i * gridDim.x + blockIdx.x] = best;
+    best = block_first(best, bests);
+    if (threadIdx.x == 0) tiles[(int64_t)i * gridDim.x + blockIdx.x].best = best;
     if (!last_block(&tickets[i], gridDim.x) || threadIdx.x >= 32) return;
     best = best_of_tiles(tiles + (int64_t)i * gridDim.x, gridDim.x, set.vocab);
     // without a residual the plain sample stands
-    if (threadIdx.x == 0 && best.score > -INFINITY)
-        result[i] = result_of(best.token, best.z, sp, filtered);
+    if (threadIdx.x == 0 && best.value > -INFINITY)
+        result[i] = result_of(best.index, scaled_z(target, best.index, scale), sp, filtered);
 }
 
 template <bool MASKED>
