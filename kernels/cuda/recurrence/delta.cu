@@ -1346,21 +1346,19 @@ template <typename T, int C, bool SCAN> struct back_args {
     // (T, n_heads, slices, 3): of what beta is made of, or of Mamba-2's step without its decay; of
     // the log decay; and of Mamba-2's skip.
     float *dgates;
-    float *parts; // (T, n_heads, 3): a row's part of the gradients of a_log, dt_bias and skip
 };
 
 template <typename T, int C, bool SCAN>
 static back_args<T, C, SCAN> back_of(struct device *dev, layout &l, const struct delta_shape *s,
                                      int rows, int n_seqs)
 {
-    const int64_t heads = (int64_t)rows * s->n_heads, slices = heads * slices_of(s, C);
+    const int64_t slices = (int64_t)rows * s->n_heads * slices_of(s, C);
     back_args<T, C, SCAN> a = {};
     a.chain = chain_of<T, SCAN>(dev, l, NULL, s, rows, n_seqs);
     a.blocks = blocks_of(dev, s, n_seqs, C, 1);
     a.shared = l.take<back_shared<C>>(a.blocks);
     a.dvectors = l.take<float>(slices * 2 * DIM);
     a.dgates = l.take<float>(slices * 3);
-    a.parts = l.take<float>(heads * 3);
     return a;
 }
 
@@ -1778,27 +1776,36 @@ __global__ void __launch_bounds__(threads<C>)
     }
 }
 
-// A row's gates: block x has some of (rows, n_heads).
+// The gates' gradients, and those of what all rows of a head share: block x is the head.
 template <typename T, bool SCAN>
-__global__ void gates_back_kernel(T *to, float *parts, const float *dgates,
+__global__ void gates_back_kernel(const __grid_constant__ delta_grads to, const float *dgates,
                                   const __grid_constant__ rule_of<T, SCAN> in, int slices)
 {
     grid_begin();
-    const int64_t i = (int64_t)blockIdx.x * SHARED_THREADS + threadIdx.x, row = i / in.n_heads;
-    if (row >= in.b.n_tokens) return;
-    const source<T, SCAN> f = source_of(in, 0, i % in.n_heads, 0);
-    const row_gates gates = gates_of(f, row);
-    float d[3] = {}; // as they lie in dgates
-    for (int j = 0; j < 3 * slices; j++) d[j % 3] += dgates[i * slices * 3 + j];
-    const float dexponent = -d[1] * f.rate; // of softplus(a), or of the step
-    float da = (SCAN ? d[0] + dexponent : dexponent) * sigmoid(gates.raw);
-    if (SCAN && softplus_of(gates.raw) < f.min_step) da = 0.f;
-    to += row * f.stride + f.head;
-    if (!SCAN) to[0] = from_f32<T>(d[0]);
-    to[SCAN ? 0 : f.n_heads] = from_f32<T>(da);
-    parts[i * 3] = dexponent * (SCAN ? gates.beta : softplus_of(gates.raw));
-    parts[i * 3 + 1] = da;
-    parts[i * 3 + 2] = d[2];
+    __shared__ float shared[32];
+    const source<T, SCAN> f = source_of(in, 0, blockIdx.x, 0);
+    float sums[3] = {};
+    for (int row = threadIdx.x; row < in.b.n_tokens; row += SHARED_THREADS) {
+        const row_gates gates = gates_of(f, row);
+        const float *from = dgates + ((int64_t)row * f.n_heads + f.head) * slices * 3;
+        float d[3] = {}; // as they lie in dgates
+        for (const float *end = from + 3 * slices; from < end; from += 3)
+            unrolled<3>([&](int i) { d[i] += from[i]; });
+        const float dexponent = -d[1] * f.rate; // of softplus(a), or of the step
+        float da = (SCAN ? d[0] + dexponent : dexponent) * sigmoid(gates.raw);
+        if (SCAN && softplus_of(gates.raw) < f.min_step) da = 0.f;
+        T *dgate = (T *)to.gates + row * f.stride + f.head;
+        if (!SCAN) dgate[0] = from_f32<T>(d[0]);
+        dgate[SCAN ? 0 : f.n_heads] = from_f32<T>(da);
+        const float shares[] = {dexponent * (SCAN ? gates.beta : softplus_of(gates.raw)), da, d[2]};
+        // Not with the products that they are, in one step.
+        unrolled<3>([&](int i) { sums[i] = __fadd_rn(sums[i], shares[i]); });
+    }
+    float *const shared_grads[] = {to.a_log, to.dt_bias, to.skip};
+    for (int i = 0; i < 3; i++) {
+        const float sum = block_sum(sums[i], shared);
+        if (threadIdx.x == 0 && shared_grads[i]) shared_grads[i][f.head] += sum;
+    }
 }
 
 // From the gradients of a row's q (block z 0) or k (1) as the value heads of a key head (block y)
@@ -1829,22 +1836,6 @@ __global__ void length_back_kernel(T *dqkv, const float *dvectors,
     });
 }
 
-// What all rows of a head share: block x is the head.
-__global__ void shared_back_kernel(float *da_log, float *ddt_bias, float *dskip, const float *parts,
-                                   int rows, int n_heads)
-{
-    grid_begin();
-    __shared__ float shared[32];
-    float *const to[3] = {da_log, ddt_bias, dskip};
-    float sums[3] = {};
-    for (int row = threadIdx.x; row < rows; row += SHARED_THREADS)
-        for (int i = 0; i < 3; i++) sums[i] += parts[((int64_t)row * n_heads + blockIdx.x) * 3 + i];
-    for (int i = 0; i < 3; i++) {
-        const float sum = block_sum(sums[i], shared);
-        if (threadIdx.x == 0 && to[i]) to[i][blockIdx.x] += sum;
-    }
-}
-
 void cuda_delta_rule_back(struct device *dev, const struct delta_grads *grads, const void *dout,
                           const struct delta_args *args, const struct delta_shape *s)
 {
@@ -1869,11 +1860,7 @@ void cuda_delta_rule_back(struct device *dev, const struct delta_grads *grads, c
                     sizeof(back_tiles<T, C, SCAN>), a, in);
         cuda_launch(dev, "delta_rule_back", length_back_kernel<T, SCAN>, dim3(n, s->n_key_heads, 2),
                     32, 0, grads->qkv, a.dvectors, in, slices);
-        cuda_launch(dev, "delta_rule_back", gates_back_kernel<T, SCAN>,
-                    ceil_div((int64_t)n * s->n_heads, SHARED_THREADS), SHARED_THREADS, 0,
-                    grads->gates, a.parts, a.dgates, in, slices);
-        if (grads->a_log || grads->dt_bias || grads->skip)
-            cuda_launch(dev, "delta_rule_back", shared_back_kernel, s->n_heads, SHARED_THREADS, 0,
-                        grads->a_log, grads->dt_bias, grads->skip, a.parts, n, s->n_heads);
+        cuda_launch(dev, "delta_rule_back", gates_back_kernel<T, SCAN>, s->n_heads, SHARED_THREADS,
+                    0, *grads, a.dgates, in, slices);
     });
 }
