@@ -264,29 +264,30 @@ INLINE int tile_end(int n)
 
 // Rows t to `end` of a chunk, one `stride` behind the other in memory, of which the first `columns`
 // columns are there; zeros in what is not, up to the next sixteenth row. All are on their way at
-// once, V columns in one access.
-template <int V, int ROWS, int WIDTH, typename T, int N, typename S>
-INLINE void read_tile_by(T (*to)[N], const S *from, int64_t stride, int columns, int t, int end)
-{
-    constexpr int UNITS = WIDTH / V, EACH = (ROWS * UNITS + THREADS - 1) / THREADS;
-    float x[EACH][V] = {};
-    unrolled<EACH>([&](int i) {
-        const int unit = thread() + i * THREADS, row = t + unit / UNITS, column = unit % UNITS * V;
-        if (row < end && column < columns) load<S, V>(x[i], from + (row - t) * stride + column);
-    });
-    unrolled<EACH>([&](int i) {
-        const int unit = thread() + i * THREADS, row = t + unit / UNITS, column = unit % UNITS * V;
-        if (unit < ROWS * UNITS && row < tile_end(end)) store<T, V>(&to[row % ROWS][column], x[i]);
-    });
-}
-
+// once, four columns in one access where they lie so.
 template <int ROWS, int WIDTH, typename T, int N, typename S>
 INLINE void read_tile(T (*to)[N], const S *from, int64_t stride, int columns, int t, int end)
 {
+    constexpr int UNITS = WIDTH / 4, EACH = (ROWS * UNITS + THREADS - 1) / THREADS;
+    pack<S, 4> x[EACH] = {};
+    const auto read = [&](auto load) {
+        unrolled<EACH>([&](int i) {
+            const int unit = thread() + i * THREADS, row = unit / UNITS, column = unit % UNITS * 4;
+            if (t + row < end && column < columns)
+                x[i] = load(from + row * stride + column, columns - column);
+        });
+    };
     if (((size_t)from | stride * sizeof(S)) % (4 * sizeof(S)) == 0 && columns % 4 == 0)
-        read_tile_by<4, ROWS, WIDTH>(to, from, stride, columns, t, end);
+        read([](const S *at, int) { return *(const pack<S, 4> *)at; });
     else
-        read_tile_by<1, ROWS, WIDTH>(to, from, stride, columns, t, end);
+        read([](const S *at, int there) { return load_some<S, 4>(at, there, false); });
+    unrolled<EACH>([&](int i) {
+        const int unit = thread() + i * THREADS, row = t + unit / UNITS;
+        float numbers[4];
+        unrolled<4>([&](int e) { numbers[e] = to_f32(x[i].at[e]); });
+        if (unit < ROWS * UNITS && row < tile_end(end))
+            store<T, 4>(&to[row % ROWS][unit % UNITS * 4], numbers);
+    });
 }
 
 // factor(row) times the sums of each row.
@@ -595,12 +596,18 @@ INLINE void read_slot(row_memory<T, SCAN> &w, float (&S)[N][4], const delta_stat
                [](float &sum, const float &from, bool is_there) { sum = is_there ? from : 0.f; });
 }
 
-// A sequence of one row and those that go on from it.
+// Block x has a slice of a sequence of one row and of those that go on from it.
 template <typename T, bool SCAN>
-INLINE void run_unit(row_memory<T, SCAN> &w, T *out, const source<T, SCAN> &f)
+__global__ void __launch_bounds__(THREADS, 3)
+    row_kernel(T *out, const __grid_constant__ rule_of<T, SCAN> in, unsigned *tickets)
 {
+    grid_begin();
     constexpr int C = row_columns<T>;
+    extern __shared__ __align__(16) char shared[];
+    row_memory<T, SCAN> &w = *(row_memory<T, SCAN> *)shared;
+    const source<T, SCAN> f = source_at<C>(in, blockIdx.x);
     const delta_rows &b = f.b;
+    if (!unit_begins(&b, f.seq) || !is_few(b, f.seq)) return;
     const int seq = f.seq, first = b.query_start[seq], end = unit_end(&b, seq),
               from = b.state_from[seq];
     if (b.state_slot[seq] < 0) {
@@ -637,19 +644,7 @@ INLINE void run_unit(row_memory<T, SCAN> &w, T *out, const source<T, SCAN> &f)
             write_rows(slot, w.u, f, same ? known : 0, n);
         }
     }
-}
-
-template <typename T, bool SCAN>
-__global__ void __launch_bounds__(THREADS, 3)
-    row_kernel(T *out, const __grid_constant__ rule_of<T, SCAN> in, unsigned *tickets)
-{
-    grid_begin();
-    extern __shared__ __align__(16) char shared[];
-    row_memory<T, SCAN> &w = *(row_memory<T, SCAN> *)shared;
-    const source<T, SCAN> f = source_at<row_columns<T>>(in, blockIdx.x);
-    if (!unit_begins(&f.b, f.seq) || !is_few(f.b, f.seq)) return;
-    run_unit(w, out, f);
-    if (f.b.state_slot[f.seq] >= 0) keep_at_end(f, row_columns<T>, tickets);
+    keep_at_end(f, C, tickets);
 }
 
 // ---- chunks -------------------------------------------------------------------------------------
@@ -979,18 +974,14 @@ INLINE void solve_piece(chain_memory<T, false> &w, const piece_head<T, false> &h
     }
 }
 
-// A tile's queries or keys times S.
+// A tile's queries or keys times S; of keys that a head has not, both have zeros. As many steps as
+// the compiler knows: loads of one step under the products of others.
 template <typename T, bool SCAN>
 INLINE void multiply_state(float (&sums)[COLUMNS / 8][4], const T (*rows)[DIM + PITCH],
-                           const chain_memory<T, SCAN> &w, int steps)
+                           const chain_memory<T, SCAN> &w)
 {
-    const auto left = plain(rows);
-    const auto S = plain(w.S);
     clear(sums);
-    if (steps == DIM / 16)
-        multiply(sums, left, S, DIM / 16); // loads of one step under the products of others
-    else
-        multiply(sums, left, S, steps);
+    multiply(sums, plain(rows), plain(w.S), DIM / 16);
 }
 
 // The sums of S of a thread of the chain: 32 keys to a warp.
@@ -1009,7 +1000,7 @@ template <typename T, bool SCAN> INLINE void show(chain_memory<T, SCAN> &w, chai
 // A piece, by the threads of the chain.
 template <typename T, bool SCAN>
 INLINE void go_on(chain_memory<T, SCAN> &w, const chain_stage<T, SCAN> &stage, chain_sums &S,
-                  const piece &p, int steps)
+                  const piece &p)
 {
     const int first = thread() / 32 * 16;
     const piece_head<T, SCAN> &head = stage.head;
@@ -1020,7 +1011,7 @@ INLINE void go_on(chain_memory<T, SCAN> &w, const chain_stage<T, SCAN> &stage, c
         }
     } else if (first < p.end && first + 16 > p.t) {
         float sums[COLUMNS / 8][4];
-        multiply_state(sums, stage.keys.k + first, w, steps);
+        multiply_state(sums, stage.keys.k + first, w);
         scale_rows(sums, [&](int i) { return head.decay[first + i]; });
         each_sum(sums, [&](int i, int c, float &sum) {
             const int t = first + i;
@@ -1044,13 +1035,13 @@ INLINE void go_on(chain_memory<T, SCAN> &w, const chain_stage<T, SCAN> &stage, c
 // Its outputs, by the others, who have `next` on its way meanwhile.
 template <typename T, bool SCAN>
 INLINE void write_outputs(chain_memory<T, SCAN> &w, const chain_stage<T, SCAN> &stage, T *out,
-                          const piece &p, const source<T, SCAN> &f, int steps)
+                          const piece &p, const source<T, SCAN> &f)
 {
     const int tile = thread() / 32 % TILES, first = 16 * tile;
     const bool takes_part = first < p.end && first + 16 > p.t;
     float sums[COLUMNS / 8][4];
     if (takes_part) {
-        multiply_state(sums, stage.keys.q + first, w, steps);
+        multiply_state(sums, stage.keys.q + first, w);
         scale_rows(sums, [&](int i) { return stage.head.decay[first + i]; });
     }
     meet<2, THREADS>();
@@ -1064,12 +1055,8 @@ INLINE void write_outputs(chain_memory<T, SCAN> &w, const chain_stage<T, SCAN> &
             x = fmaf(f.skips, to_f32(stage.v[t][c]), x);
             y = fmaf(f.skips, to_f32(stage.v[t][c + 1]), y);
         }
-        if (f.head_dim % 2 == 0) {
-            store_pair(to, x, y);
-        } else {
-            to[0] = from_f32<T>(x);
-            if (column + 1 < f.head_dim) to[1] = from_f32<T>(y);
-        }
+        const float pair[] = {x, y};
+        store_some<T, 2>(to, packed<T, 2>(pair), f.head_dim - column, f.head_dim % 2 == 0);
     });
 }
 
@@ -1123,7 +1110,6 @@ INLINE void run_chain(chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a,
     const delta_rows &b = f.b;
     const bool is_chain = thread() < CHAIN_THREADS;
     const int end = unit_end(&b, f.seq), from = b.packed ? -1 : b.state_from[f.seq];
-    const int steps = (f.key_dim + 15) / 16;
     float *memory = a.begin + blockIdx.x * BEGIN_FLOATS;
     const delta_state before =
         b.packed ? delta_state{NULL, memory, memory + DIM * DIM, NULL} : slot_of(f, from);
@@ -1141,11 +1127,8 @@ INLINE void run_chain(chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a,
             });
             show(w, S);
         }
-        for (int i = thread(); i < position % CHUNK * COLUMNS; i += THREADS) {
-            const int t = i / COLUMNS, column = f.first + i % COLUMNS;
-            w.u[t][i % COLUMNS] =
-                from_f32<T>(column < f.head_dim ? before.u[t * f.head_dim + column] : 0.f);
-        }
+        read_tile<CHUNK, COLUMNS>(w.u, before.u + f.first, f.head_dim, f.head_dim - f.first, 0,
+                                  position % CHUNK);
     };
     if (STAGES > 1 && !is_chain) fetch(w.stage[0], a, p, f);
     copies_commit();
@@ -1164,12 +1147,12 @@ INLINE void run_chain(chain_memory<T, SCAN> &w, const chain_args<T, SCAN> &a,
             meet<2, THREADS>();
         }
         if (is_chain) {
-            go_on(w, w.stage[stage], S, p, steps);
+            go_on(w, w.stage[stage], S, p);
         } else {
             if (STAGES > 1 && !is_last) fetch(w.stage[(stage + 1) % STAGES], a, next, f);
             copies_commit();
             if (a.out)
-                write_outputs(w, w.stage[stage], a.out, p, f, steps);
+                write_outputs(w, w.stage[stage], a.out, p, f);
             else
                 leave_piece(w, a, f, p);
             copies_wait<0>();
@@ -1217,23 +1200,17 @@ __global__ void __launch_bounds__(THREADS, chain_blocks<T, SCAN>)
 
 // ---- launches -----------------------------------------------------------------------------------
 
-// Of a rule, and C columns to a block of the gradient.
-template <typename T_, bool SCAN_, int C_> struct rule_kind {
-    using T = T_;
-    static constexpr bool SCAN = SCAN_;
-    static constexpr int C = C_;
-};
-
+// Calls f(element, number<is it Mamba-2's>, number<columns of a block of the gradient>).
 template <typename F> static void with_rule(const struct delta_shape *s, F f)
 {
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
         if (!s->is_scan)
-            f(rule_kind<T, false, back_columns<T>>());
+            f(t, number<false>(), number<back_columns<T>>());
         else if (s->head_dim > row_columns<T>)
-            f(rule_kind<T, true, back_columns<T>>());
+            f(t, number<true>(), number<back_columns<T>>());
         else
-            f(rule_kind<T, true, row_columns<T>>());
+            f(t, number<true>(), number<row_columns<T>>());
     });
 }
 
@@ -1310,9 +1287,9 @@ void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
                     s->n_key_heads, N_TICKETS);
         return;
     }
-    with_rule(s, [&](auto kind) {
-        using T = typename decltype(kind)::T;
-        constexpr bool SCAN = decltype(kind)::SCAN;
+    with_rule(s, [&](auto t, auto is_scan, auto) {
+        using T = decltype(t);
+        constexpr bool SCAN = decltype(is_scan)::value;
         const rule_of<T, SCAN> in = rule_from<T, SCAN>(a, s);
         if (!b->packed)
             cuda_launch(dev, "delta_rule", row_kernel<T, SCAN>,
@@ -1368,9 +1345,9 @@ size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *s, int r
     layout l = {};
     if (s->n_heads == 0) return 0;
     if (delta_is_conv(s)) return cuda_conv_scratch(s, rows);
-    with_rule(s, [&](auto kind) {
-        using K = decltype(kind);
-        back_of<typename K::T, K::C, K::SCAN>(dev, l, s, rows, ceil_div(rows, 32));
+    with_rule(s, [&](auto t, auto is_scan, auto columns) {
+        back_of<decltype(t), decltype(columns)::value, decltype(is_scan)::value>(
+            dev, l, s, rows, ceil_div(rows, 32));
     });
     return std::max(l.bytes, cuda_conv_scratch(s, rows));
 }
@@ -1617,11 +1594,8 @@ __device__ void back_chunk(back_tiles<T, C, SCAN> &w, float (&dS)[N][4],
         });
         if constexpr (!SCAN) store<T, V>(&w.du[t][at], own_du);
         T *to_value = a.dqkv + (int64_t)row * f.width + f.at.v + column;
-        if (is_own && (size_t)to_value % (V * sizeof(T)) == 0 && column + V <= f.head_dim)
-            store<T, V>(to_value, dvalue);
-        else
-            for (int v = 0; v < V && is_own && column + v < f.head_dim; v++)
-                to_value[v] = from_f32<T>(dvalue[v]);
+        store_some<T, V>(to_value, packed<T, V>(dvalue), is_own ? f.head_dim - column : 0,
+                         (size_t)to_value % (V * sizeof(T)) == 0);
         dbeta = lanes_sum(dbeta);
         if (SCAN) dskip = lanes_sum(dskip);
         if (is_own && thread() % 32 == 0) {
@@ -1842,10 +1816,10 @@ void cuda_delta_rule_back(struct device *dev, const struct delta_grads *grads, c
     const struct batch_view *b = args->batch.view;
     const int n = b->n_tokens;
     if (n <= 0 || !delta_takes(dev, b)) return;
-    with_rule(s, [&](auto kind) {
-        using T = typename decltype(kind)::T;
-        constexpr int C = decltype(kind)::C;
-        constexpr bool SCAN = decltype(kind)::SCAN;
+    with_rule(s, [&](auto t, auto is_scan, auto columns) {
+        using T = decltype(t);
+        constexpr int C = decltype(columns)::value;
+        constexpr bool SCAN = decltype(is_scan)::value;
         const int slices = slices_of(s, C);
         layout l = {};
         back_of<T, C, SCAN>(dev, l, s, n, b->n_seqs);
