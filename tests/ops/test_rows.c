@@ -233,14 +233,14 @@ ON_EACH_DEVICE(convert_all)
         }
 }
 
-enum { QUANTISED_ROWS = 70 };
+enum { QUANTISED_ROWS = 70, QUANTISED_COLS = 17008 };
 
 // The scales alone, and codes by the largest of three ranks': this one's, and two that have more in
 // every second row, and a NaN in the last but one.
 static void check_ranks(const void *x, int cols, enum dtype w_dt, const float *w, const int8_t *own)
 {
     enum { ROWS = QUANTISED_ROWS, RANKS = 3 };
-    static uint8_t codes[ROWS * 528];
+    static uint8_t codes[ROWS * QUANTISED_COLS];
     int8_t scales[ROWS], of_ranks[RANKS * ROWS];
     void *c = to_device(NULL, sizeof codes), *s = to_device(NULL, sizeof scales);
     ops->quantise(dev, NULL, s, x, ROWS, cols, w_dt, NULL, 0);
@@ -267,7 +267,7 @@ static void check_ranks(const void *x, int cols, enum dtype w_dt, const float *w
 // Codes and scales of rows, one of zeros, one of tiny numbers and one with a NaN.
 static void check_quantise(int cols)
 {
-    enum { ROWS = QUANTISED_ROWS, MAX = ROWS * 528 };
+    enum { ROWS = QUANTISED_ROWS, MAX = ROWS * QUANTISED_COLS };
     const int n = ROWS * cols;
     static float w[MAX];
     static uint16_t half[MAX];
@@ -304,6 +304,8 @@ ON_EACH_DEVICE(quantise_rows)
 {
     check_quantise(515);
     check_quantise(528);
+    check_quantise(8960);
+    check_quantise(QUANTISED_COLS);
 }
 
 // Heads of rows, one of zeros and one with a NaN; what lies beside them stays. A pool gives the

@@ -587,8 +587,8 @@ __global__ void scale_sums_kernel(bf16 *c, const T *sums, const int8_t *a_scales
             x[h][i] = to_f32(from_f32<bf16>(bias ? sum + b[i] : sum));
         }
     }
-    unrolled<8>(
-        [&](int i) { x[0][i] = GATED ? activate(x[0][i], act) * x[GATED][i] : x[0][i] + old[i]; });
+    if constexpr (GATED) activate_all(x[0], act);
+    unrolled<8>([&](int i) { x[0][i] = GATED ? x[0][i] * x[GATED][i] : x[0][i] + old[i]; });
     store<bf16, 8>(c + to, x[0]);
 }
 

@@ -328,17 +328,22 @@ template <epilogue END, int J, int SLABS, bool ROUNDED> struct e4m3_end {
     {
         if constexpr (J > 8) load_tokens(p, work);
         const bool odd = threadIdx.x / 4 % 2;
+        float gates[END == GATED ? 2 * J : 1];
+        if constexpr (END == GATED) {
+            unrolled<J, 2>([&](int j, int k) { gates[j * 2 + k] = value(p, sum[j][k], 0, j, k); });
+            activate_all(gates, ACT);
+        }
 #pragma unroll
         for (int j = 0; j < J; j++)
 #pragma unroll
             for (int h = 0; h < ENDED; h++) {
                 float x[2];
 #pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    x[k] = value(p, sum[j][h * 2 + k], h, j, k);
+                for (int k = 0; k < 2; k++)
                     if constexpr (END == GATED)
-                        x[k] = activate(x[k], ACT) * value(p, sum[j][2 + k], 1, j, k);
-                }
+                        x[k] = gates[j * 2 + k] * value(p, sum[j][2 + k], 1, j, k);
+                    else
+                        x[k] = value(p, sum[j][h * 2 + k], h, j, k);
                 const float other = __shfl_xor_sync(~0u, odd ? x[0] : x[1], 4);
                 float left = odd ? other : x[0], right = odd ? x[1] : other;
                 if (!is_there(work, h, j)) continue;

@@ -173,25 +173,31 @@ INLINE void direct_end(const float (&sum)[4 * J], direct_old<END, J> &old, const
         if (row >= rows.rows) break;
         if constexpr (!PAIRS && !old.AHEAD) old.load(p, rows, 0, row, from);
         auto *to = (typename direct_old<END, J>::U *)p.c + (int64_t)(rows.first + row) * end;
+        auto value = [&](int j, int k, int i) {
+            float x = sum[(j + i * ACROSS) * 4 + h * 2 + k];
+            const int column = from + j * 8;
+            if (p.bias && column < end) x += to_f32(p.bias[column + k + i * p.apart]);
+            return END == WIDE ? x : to_f32(from_f32<bf16>(x));
+        };
+        float gates[PAIRS ? 2 * ACROSS : 1];
+        if constexpr (PAIRS) {
+            unrolled<ACROSS, 2>([&](int j, int k) { gates[j * 2 + k] = value(j, k, 0); });
+            activate_all(gates, ACT);
+        }
 #pragma unroll
         for (int j = 0; j < ACROSS; j++) {
             const int column = from + j * 8;
             if (column >= end) break;
-            float x[PAIRS + 1][2];
+            float x[2];
 #pragma unroll
             for (int k = 0; k < 2; k++) {
-#pragma unroll
-                for (int i = 0; i <= PAIRS; i++) {
-                    x[i][k] = sum[(j + i * ACROSS) * 4 + h * 2 + k];
-                    if (p.bias) x[i][k] += to_f32(p.bias[column + k + i * p.apart]);
-                    if (END != WIDE) x[i][k] = to_f32(from_f32<bf16>(x[i][k]));
-                }
-                if (PAIRS)
-                    x[0][k] = activate(x[0][k], ACT) * x[PAIRS][k];
+                x[k] = value(j, k, PAIRS);
+                if constexpr (PAIRS)
+                    x[k] *= gates[j * 2 + k];
                 else if (p.add)
-                    x[0][k] += to_f32(old.at[old.AHEAD ? h : 0][j].at[k]);
+                    x[k] += to_f32(old.at[old.AHEAD ? h : 0][j].at[k]);
             }
-            store_pair(to + column, x[0][0], x[0][1]);
+            store_pair(to + column, x[0], x[1]);
         }
     }
 }

@@ -26,6 +26,24 @@ INLINE float activate(float x, act_kind kind)
     return 0.5f * x * (1.f + erff(x * 0.70710678f));
 }
 
+// activate() of N numbers, side by side: a division branches, since its result may be subnormal,
+// and the next one waits for that; so there is one branch for all.
+template <int N> INLINE void activate_all(float (&x)[N], act_kind kind)
+{
+    bool near = kind == ACT_SILU;
+    unrolled<N>([&](int i) { near = near && x[i] > -87.f; }); // 1 + e^87 is below 2^126
+    if (!near) {
+        unrolled<N>([&](int i) { x[i] = activate(x[i], kind); });
+        return;
+    }
+    unrolled<N>([&](int i) {
+        const float sum = 1.f + expf(-x[i]);
+        float inverse;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
+        x[i] *= __fmaf_rn(inverse, -__fmaf_rn(sum, inverse, -1.f), inverse); // as 1 / sum is
+    });
+}
+
 // What ACT_CLAMPED makes of a gate and an up.
 struct clamped_pair {
     float gate, up, share; // share: the sigmoid

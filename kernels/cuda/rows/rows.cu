@@ -420,7 +420,10 @@ static void quantise(struct device *dev, uint8_t *codes, int8_t *scales, const v
     if (rows <= 0 || cols <= 0) return;
     with_type(w_dt, [&](auto t) {
         using T = decltype(t);
-        const int wanted = ceil_div(cols, 16 * HELD_PACKS * 32) * 32; // threads that hold a row
+        // Threads that hold a row. Few rows' blocks begin beside those of the kernel before, on the
+        // SMs that have none of it: the more threads, the fewer of them on one.
+        const int packs = rows < cuda_use(dev)->n_sms && cols <= 16 * 1024 ? 1 : HELD_PACKS;
+        const int wanted = ceil_div(cols, 16 * packs * 32) * 32;
         const bool fits = in_sixteens(codes, (const T *)w, cols) && wanted <= 1024 &&
                           aligned(16, {back.scales}, {});
         const auto kernel =
