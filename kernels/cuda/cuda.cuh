@@ -149,27 +149,14 @@ INLINE void grid_begin_early()
 
 // ---- elements ----------------------------------------------------------------------------------
 
-INLINE float to_f32(float x)
+// Of f32, bf16 or f16; and to f32 or bf16, to nearest even.
+template <typename T> INLINE float to_f32(T x)
 {
-    return x;
+    return (float)x;
 }
-INLINE float to_f32(bf16 x)
+template <typename T> INLINE T from_f32(float x)
 {
-    return __bfloat162float(x);
-}
-INLINE float to_f32(__half x)
-{
-    return __half2float(x);
-}
-
-template <typename T> INLINE T from_f32(float x);
-template <> INLINE float from_f32<float>(float x)
-{
-    return x;
-}
-template <> INLINE bf16 from_f32<bf16>(float x)
-{
-    return __float2bfloat16_rn(x);
+    return T(x);
 }
 
 // Loops whose indices the compiler is to know, as those of registers: f(i) for each i below N; or
