@@ -57,6 +57,16 @@ INLINE void barrier_arrive(uint32_t barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// The same where `does`. A branch would part the warps of a group between two wgmma.
+INLINE void barrier_arrive_if(uint32_t barrier, bool does)
+{
+    asm volatile("{ .reg .pred does;\n"
+                 "setp.ne.u32 does, %1, 0;\n"
+                 "@does mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(barrier),
+                 "r"((uint32_t)does)
+                 : "memory");
+}
+
 // Waits for the end of the phase of this parity.
 INLINE void barrier_wait(uint32_t barrier, uint32_t parity)
 {

@@ -65,14 +65,21 @@ template <epilogue END> INLINE int first_column(int tile, int columns)
     return tile * (END == GATED ? columns / 2 : columns);
 }
 
-// A place in the stages that a block goes through: of `steps` for each of its tiles.
-struct few_place {
-    int number, step, at;
+// A place in the stages that a block goes through: of `steps` for each of its tiles, whose rows of
+// B are those from `row` on.
+template <epilogue END> struct few_place {
+    int number, step, at, columns, row;
     few_work work;
 
-    __device__ few_place(const few_args &p, const int *before) : number(blockIdx.x), step(0), at(0)
+    __device__ few_place(const few_args &p, const int *before, int columns)
+        : number(blockIdx.x), step(0), at(0), columns(columns)
+    {
+        find(p, before);
+    }
+    __device__ void find(const few_args &p, const int *before)
     {
         work = find_work(p, before, number);
+        row = work.weights + first_column<END>(work.tile, columns);
     }
     __device__ void next(const few_args &p, const int *before, int steps, int total)
     {
@@ -80,14 +87,16 @@ struct few_place {
         if (++step < steps) return;
         step = 0;
         number += gridDim.x;
-        if (at < total) work = find_work(p, before, number);
+        if (at < total) find(p, before);
     }
 };
 
 // What a stage has of each operand: of A so many chunks of 64 elements of k, of B of 128 bytes; and
-// how many stages of B may be asked for before the first of A, which comes behind them.
+// how many stages of B may be asked for before the first of A, which comes behind them. by_eights:
+// B's rows come in eights, two chunks of one before the next.
 struct few_stage {
     int a_chunks, b_chunks, ahead;
+    bool by_eights = false;
 };
 
 // One thread: keeps the ring filled for `rounds` tiles of `columns` rows of B, each of `steps`
@@ -97,21 +106,27 @@ INLINE void few_copy(few_ring ring, const CUtensorMap *a_map, const CUtensorMap 
                      const few_args &p, const int *before, int columns, few_stage stage, int rounds,
                      int steps)
 {
-    auto copy_b = [&](const few_ring &ring, const few_place &place) {
+    // else the compiler makes these addresses anew for each stage
+    asm volatile("" : "+r"(ring.first), "+r"(ring.full), "+r"(ring.empty));
+    auto copy_b = [&](const few_ring &ring, const few_place<END> &place) {
         uint32_t to = ring.stage() + ring.a_bytes;
+        const int chunk = place.step * stage.b_chunks;
         barrier_expect(ring.is_full(), ring.bytes);
-        copy_box(to, b_map, place.work.weights + first_column<END>(place.work.tile, columns), 0,
-                 place.step * stage.b_chunks, ring.is_full(), L2_EVICT_FIRST);
+        if (!stage.by_eights)
+            copy_box(to, b_map, place.row, 0, chunk, ring.is_full(), L2_EVICT_FIRST);
+        for (int i = 0; stage.by_eights && i < stage.b_chunks; i += 2)
+            copy_box(to + i * columns * 128, b_map, 0, chunk + i, place.row / 8, ring.is_full(),
+                     L2_EVICT_FIRST);
     };
     int total = rounds * steps, ahead = p.early ? min(stage.ahead, total) : 0;
     if (total == 0) return;
     prefetch_map(a_map);
     few_ring early = ring;
-    few_place begin(p, before);
-    for (few_place at = begin; at.at < ahead; early.next(), at.next(p, before, steps, total))
+    const few_place<END> begin(p, before, columns);
+    for (few_place<END> at = begin; at.at < ahead; early.next(), at.next(p, before, steps, total))
         copy_b(early, at);
     grid_wait();
-    for (few_place at = begin; at.at < total; ring.next(), at.next(p, before, steps, total)) {
+    for (few_place<END> at = begin; at.at < total; ring.next(), at.next(p, before, steps, total)) {
         if (at.at >= ring.n) barrier_wait(ring.is_empty(), ring.parity ^ 1);
         if (at.at >= ahead) copy_b(ring, at);
         copy_box(ring.stage(), a_map, at.work.first, 0, at.step * stage.a_chunks, ring.is_full(),

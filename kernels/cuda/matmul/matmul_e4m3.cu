@@ -13,8 +13,8 @@
  * ROUNDED: the tokens are codes too, and what ldmatrix gives is the left operand of wgmma as it is,
  * 32 of k a step. The sums of E4M3_CHUNK of k are added to the total in f32 while the next chunk's
  * run: its bits are those of cuBLASLt's algorithms without fast accumulation, which have the larger
- * batches (matmul.cu). Only these additions have an order, so where a block has 16 or 32 rows it
- * multiplies several chunks at once, in what wgmma would waste (split_sums()).
+ * batches (matmul.cu). Only these additions have an order, so where a block has up to 32 rows it
+ * multiplies two chunks at once, in what wgmma would waste (paired_sums()).
  *
  * How much a block takes at once was searched on an H200, 2026-11-28, over rows, tokens, groups and
  * bytes of the ring at the sizes of a 1.5 B and a 7.6 B model (plan_of()): as many rows as give
@@ -31,17 +31,17 @@
 #define MAX_SLABS   24         // of a block
 #define AHEAD       (64 << 10) // bytes of weights that are asked for before the first tokens
 
-// Stages have 256 of k where blocks are small, else 128: chunks of 128 bytes of the weights' rows.
-__host__ __device__ constexpr int chunks_of(int j, int groups)
+// Stages have 256 of k where blocks are small, else 128, and in pairs (paired_sums()) 512: chunks
+// of 128 bytes of the weights' rows.
+__host__ __device__ constexpr int chunks_of(int j, int groups, bool in_pairs = false)
 {
-    return j <= 4 && groups == 1 ? 2 : 1;
+    return in_pairs ? 4 : j <= 4 && groups == 1 ? 2 : 1;
 }
 
-// Stages of the ring that k takes; in parts an even number (split_sums()).
-__host__ __device__ constexpr int steps_of(int k, int chunks, int parts)
+// Stages of the ring that k takes.
+__host__ __device__ constexpr int steps_of(int k, int chunks)
 {
-    const int pace = parts > 1 ? 2 : 1, of_k = 128 * chunks * pace;
-    return (k + of_k - 1) / of_k * pace;
+    return (k + 128 * chunks - 1) / (128 * chunks);
 }
 
 #if HAS_WGMMA
@@ -196,69 +196,59 @@ INLINE void rounded_sums(float (&total)[J][4], few_ring &ring, int slabs, const 
         add(sum[0]);
 }
 
-typedef pack<float, 4> four_sums; // of a lane, of 8 tokens
-
-// Of the eights of tokens of a block those that a warp adds up where k is in PARTS.
-template <int J, int PARTS> constexpr int eights_of = J < PARTS ? 1 : J / PARTS;
-
-/* The same where a block has few rows: of the 64 that wgmma takes, PARTS times these, each time of
- * another chunk of a stage, and its columns are the tokens in all these chunks. What a warp's rows
- * give with the tokens of the same chunk are sums; the rest is nobody's. All go through shared
- * memory, `sums`, to the warp that adds those of its eights of tokens, in the chunks' order. Steps
- * are an even number: what is past the end of k is zeros, which change no sum. */
-template <int J, int PARTS>
-INLINE void split_sums(float (&total)[eights_of<J, PARTS>][4], few_ring &ring, four_sums *sums,
-                       int warp, int steps)
+/* The same where a block has up to 32 rows: of the 64 that wgmma takes, each eight of these is
+ * there twice, in two chunks (few_stage), and its columns are the tokens in both. What rows give
+ * with the tokens of their own chunk are sums, and a lane has those of both chunks of a row and a
+ * token; the rest is nobody's, as is what comes of rows behind the tile's. So through shared
+ * memory, which bounds this, each byte of an operand goes once. The two pairs of a stage take
+ * turns, so that no wgmma goes on with the sums of the one before it. What is past the end of k is
+ * zeros, which change no sum. */
+template <int J> INLINE void paired_sums(float (&total)[J][4], few_ring &ring, int slabs, int steps)
 {
-    constexpr int E = eights_of<J, PARTS>, PAIRS = 4 / PARTS, OF_STEP = 4 * J * 32;
-    const int part = warp / PAIRS, pair = warp % PAIRS, lane = threadIdx.x % 32;
-    float sum[2][J * PARTS][4];
-    unrolled<E, 4>([&](int e, int i) { total[e][i] = 0; });
-    auto hand_over = [&](float(&own)[J * PARTS][4], four_sums *to, uint32_t used) {
-        settle(own);
-        if (lane == 0) barrier_arrive(used);
-        unrolled<J>([&](int j) {
-            four_sums x = {};
-            unrolled<PARTS, 4>([&](int p, int i) {
-                const float of_part = own[p * J + j][i];
-                if (p == part) x.at[i] = of_part;
+    const bool first_lane = threadIdx.x % 32 == 0;
+    float sum[2][2][2 * J][4];
+    uint32_t used[2];
+    unrolled<J, 4>([&](int j, int i) { total[j][i] = 0; });
+    auto multiply = [&](int turn) {
+        const uint64_t tokens = operand(ring.stage()),
+                       weights = operand(ring.stage() + ring.a_bytes);
+        barrier_wait(ring.is_full(), ring.parity);
+        wgmma_fence();
+        unrolled<E4M3_CHUNK / 32, 2>([&](int q, int i) {
+            wgmma_codes(sum[turn][i], behind(weights, i * slabs * 128 + 2 * q),
+                        behind(tokens, i * J * 128 + 2 * q), q > 0);
+        });
+        wgmma_commit();
+        used[turn] = ring.is_empty();
+        ring.next();
+    };
+    auto add = [&](int turn) {
+        unrolled<2>([&](int i) { settle(sum[turn][i]); });
+        barrier_arrive_if(used[turn], first_lane);
+        unrolled<2, J>([&](int i, int j) {
+            unrolled<2>([&](int k) {
+                total[j][k] += sum[turn][i][j][k];
+                total[j][k] += sum[turn][i][J + j][2 + k];
             });
-            to[(warp * J + j) * 32 + lane] = x;
         });
     };
-    auto add = [&](int step) { // and the one behind it
-        if (part * E >= J) return;
-        const four_sums *from = sums + (step & 2) * OF_STEP + lane;
-        unrolled<2 * PARTS, E>([&](int p, int e) {
-            const four_sums x = from[((p * PAIRS + pair) * J + part * E + e) * 32];
-            unrolled<4>([&](int i) { total[e][i] += x.at[i]; });
+    // None is under way from one of these to the next, for which the compiler would have each wgmma
+    // waited for.
+    auto several = [&](auto stages) {
+        constexpr int N = decltype(stages)::value;
+        multiply(0);
+        unrolled<N - 1>([&](int i) {
+            multiply((i + 1) % 2);
+            wgmma_wait<1>();
+            add(i % 2);
         });
+        wgmma_wait<0>();
+        add((N - 1) % 2);
     };
 #pragma unroll 1
-    for (int step = 0; step < steps; step += 2) {
-        uint32_t used[2];
-#pragma unroll
-        for (int turn = 0; turn < 2; turn++, ring.next()) {
-            const uint64_t tokens = operand(ring.stage()),
-                           weights = operand(ring.stage() + ring.a_bytes);
-            barrier_wait(ring.is_full(), ring.parity);
-            wgmma_fence();
-#pragma unroll
-            for (int q = 0; q < E4M3_CHUNK / 32; q++)
-                wgmma_codes(sum[turn], behind(weights, 2 * q), behind(tokens, 2 * q), q > 0);
-            wgmma_commit();
-            used[turn] = ring.is_empty();
-        }
-        groups_sync<1>(); // the two before have been handed over, and added those before them
-        if (step > 0) add(step - 2);
-        four_sums *to = sums + (step & 2) * OF_STEP;
-        wgmma_wait<1>();
-        hand_over(sum[0], to, used[0]);
-        wgmma_wait<0>();
-        hand_over(sum[1], to + OF_STEP, used[1]);
-    }
-    groups_sync<1>();
-    add(steps - 2);
+    for (; steps >= 3; steps -= 3) several(number<3>());
+#pragma unroll 1
+    for (; steps > 0; steps--) several(number<1>());
 }
 
 // What becomes of the sums of a lane: of a row of weights in each slab, a column, and two tokens of
@@ -382,18 +372,14 @@ INLINE void e4m3_tile(few_ring &ring, const few_args &p, const few_work &work, i
         ending.template store<ACT_GELU>(p, work, sum);
 }
 
-template <epilogue END, int J, int PARTS>
-INLINE void split_tile(few_ring &ring, const few_args &p, few_work work, four_sums *sums, int warp,
-                       int steps)
+template <epilogue END, int J>
+INLINE void paired_tile(few_ring &ring, const few_args &p, const few_work &work, int warp,
+                        int steps)
 {
-    constexpr int E = eights_of<J, PARTS>, PAIRS = 4 / PARTS;
-    const int first = warp / PAIRS * E * 8; // of the warp's tokens
-    e4m3_end<END, E, 2, true> ending;
-    float total[E][4];
-    work.first += first;
-    work.rows -= first;
-    ending.load(p, work, own_slabs<2>(0, 2, 1), warp % PAIRS * 2, 1);
-    split_sums<J, PARTS>(total, ring, sums, warp, steps);
+    e4m3_end<END, J, 1, true> ending;
+    float total[J][4];
+    ending.load(p, work, own_slabs<1>(warp, p.width / 8, 4), warp, 4);
+    paired_sums(total, ring, p.width / 8, steps);
     ending.template store<ACT_SILU>(p, work, total);
 }
 
@@ -405,13 +391,13 @@ __host__ __device__ constexpr int token_bytes(bool rounded)
     return rounded ? 1024 : 2048;
 }
 
-template <epilogue END, int J, int SLABS, int GROUPS, bool ROUNDED, int PARTS = 1>
+template <epilogue END, int J, int SLABS, int GROUPS, bool ROUNDED, bool IN_PAIRS = false>
 __global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
     e4m3_kernel(const __grid_constant__ CUtensorMap a_map,
                 const __grid_constant__ CUtensorMap b_map, const __grid_constant__ few_args p)
 {
 #if HAS_WGMMA
-    constexpr int CHUNKS = PARTS > 1 ? PARTS : chunks_of(J, GROUPS);
+    constexpr int CHUNKS = chunks_of(J, GROUPS, IN_PAIRS);
     extern __shared__ __align__(1024) char stages[];
     __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
     if (!p.early) grid_wait();
@@ -434,11 +420,11 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
 
     const int all = p.offsets ? before[p.n_experts] * p.tiles : p.tiles, blocks = gridDim.x;
     const int rounds = (all - (int)blockIdx.x + blocks - 1) / blocks;
-    const int steps = steps_of(p.k, CHUNKS, PARTS);
+    const int steps = steps_of(p.k, CHUNKS);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
     if (warp == GROUPS * 4) {
         const few_stage stage = {ROUNDED ? CHUNKS : 2 * CHUNKS, CHUNKS,
-                                 min(p.stages, max(1, AHEAD / (int)b_bytes))};
+                                 min(p.stages, max(1, AHEAD / (int)b_bytes)), IN_PAIRS};
         if (threadIdx.x % 32 == 0)
             few_copy<END>(ring, &a_map, &b_map, p, before, p.width, stage, rounds, steps);
         return;
@@ -447,8 +433,8 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
     grid_release();
     for (int i = 0; i < rounds; i++) {
         const few_work work = find_work(p, before, blockIdx.x + i * gridDim.x);
-        if constexpr (PARTS > 1)
-            split_tile<END, J, PARTS>(ring, p, work, (four_sums *)before, warp, steps);
+        if constexpr (IN_PAIRS)
+            paired_tile<END, J>(ring, p, work, warp, steps);
         else
             e4m3_tile<END, J, SLABS, GROUPS, ROUNDED>(ring, p, work, warp, steps);
     }
@@ -460,12 +446,12 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
 struct e4m3_plan {
     bool rounded;
     int j, slabs, stages; // j 0: none
-    int parts;            // of k, at once (split_sums()); 1: one after the other
+    bool in_pairs;        // paired_sums()
     dim3 grid;
     size_t shared;
     int groups() const { return ceil_div(slabs, 8); }
     bool single() const { return !rounded && j <= 4 && slabs <= 4; } // a slab a warp
-    int chunks() const { return parts > 1 ? parts : chunks_of(j, groups()); }
+    int chunks() const { return chunks_of(j, groups(), in_pairs); }
 };
 
 // The ring and what lies behind it; `rounds`: tiles of a block, at most.
@@ -473,12 +459,12 @@ static void plan_ring(struct cuda_state *state, e4m3_plan &plan, int k, int roun
 {
     const int chunks = plan.chunks();
     const size_t stage = (size_t)chunks * (plan.j * token_bytes(plan.rounded) + plan.slabs * 1024);
-    const size_t beside =
-        plan.parts > 1 ? 4 * 4 * 32 * 4 * sizeof(float) * plan.j : (n_experts + 1) * sizeof(int);
-    const size_t most = (plan.j >= 8 ? 200 : 150) << 10;
+    // in pairs: what wgmma reads behind the last stage
+    const size_t beside = plan.in_pairs ? 4096 : (n_experts + 1) * sizeof(int);
+    const size_t most = (plan.j >= 8 || plan.in_pairs ? 200 : 150) << 10;
     const size_t room = std::min<size_t>(most, state->max_shared - SHARED_APART - beside);
-    plan.stages = (int)std::min<size_t>({MAX_STAGES, std::max<size_t>(2, room / stage),
-                                         (size_t)rounds * steps_of(k, chunks, plan.parts)});
+    plan.stages = (int)std::min<size_t>(
+        {MAX_STAGES, std::max<size_t>(2, room / stage), (size_t)rounds * steps_of(k, chunks)});
     // a block has an SM for itself, as in matmul_small.cu
     plan.shared = std::max<size_t>(plan.stages * stage + beside, state->max_shared / 2);
 }
@@ -493,11 +479,11 @@ static int max_slabs(const e4m3_plan &plan, int j)
 static int slabs_for(int eights, int blocks, int least, int most)
 {
     const int rounds = ceil_div(eights, blocks * most), slabs = ceil_div(eights, blocks * rounds);
-    return slabs <= least ? least : slabs <= 4 ? 4 : std::max(8, slabs);
+    return std::max(slabs <= 4 ? least : 8, slabs);
 }
 
-// splits: k may be in parts.
-static void plan_tokens(struct cuda_state *state, e4m3_plan &plan, int eights, int m, bool in_pairs,
+// gated: columns come in pairs. splits: k may.
+static void plan_tokens(struct cuda_state *state, e4m3_plan &plan, int eights, int m, bool gated,
                         bool splits)
 {
     plan.j = 1;
@@ -510,8 +496,8 @@ static void plan_tokens(struct cuda_state *state, e4m3_plan &plan, int eights, i
     };
     if (plan.j >= 8 && slabs(plan.j / 2) <= 8) plan.j /= 2;
     plan.slabs = slabs(plan.j);
-    if (splits && plan.j <= 8 && plan.slabs <= 4) plan.parts = 8 / plan.slabs;
-    if (in_pairs) plan.slabs += plan.slabs % 2; // each slab of a half is a slab of the other
+    plan.in_pairs = splits && plan.j <= 4 && plan.slabs <= 4;
+    if (gated) plan.slabs += plan.slabs % 2; // each slab of a half is a slab of the other
     const int tiles = ceil_div(eights, plan.slabs), rounds = ceil_div(tiles, across(plan.j));
     plan.grid = dim3(ceil_div(tiles, rounds), ceil_div(m, 8 * plan.j));
 }
@@ -554,7 +540,6 @@ static e4m3_plan plan_of(struct device *dev, const matmul_call &call)
     const int e = s->n_experts, eights = s->n / 8;
     e4m3_plan plan = {};
     plan.rounded = ROUNDED;
-    plan.parts = 1;
     if (ROUNDED ? !matmul_in_chunks(dev, call) || s->rounds || (e == 0 && s->m > MAX_ROUNDED)
                 : s->a_scales || !fits(dev, call) || s->n % (END == GATED ? 16 : 8) != 0 ||
                       s->m > (e > 0 ? std::max(64, 32 * e) : MAX_TOKENS))
@@ -573,9 +558,7 @@ static e4m3_plan plan_of(struct device *dev, const matmul_call &call)
 template <epilogue END, int J, bool ROUNDED> static auto kernel_of(const e4m3_plan &plan)
 {
     if constexpr (ROUNDED && END == STORED && J <= 4)
-        if (plan.parts == 4) return e4m3_kernel<END, J, 2, 1, ROUNDED, 4>;
-    if constexpr (ROUNDED && END == STORED && J <= 8)
-        if (plan.parts == 2) return e4m3_kernel<END, J, 2, 1, ROUNDED, 2>;
+        if (plan.in_pairs) return e4m3_kernel<END, J, 2, 1, ROUNDED, true>;
     if constexpr (!ROUNDED && J <= 4 && END == STORED)
         if (plan.single()) return e4m3_kernel<END, J, 1, 1, ROUNDED>;
     if constexpr (!ROUNDED || J <= 8)
@@ -597,7 +580,15 @@ template <epilogue END, bool ROUNDED> bool matmul_e4m3(struct device *dev, const
     if (ROUNDED) of_a = {s->m, s->k / 2, 0, 8 * plan.j, chunks};
     const boxes of_b = {(int64_t)s->n * std::max(1, p.n_experts), s->k / 2, p.apart, plan.slabs * 8,
                         chunks};
-    if (!map_of(dev, &a_map, call.a, of_a) || !map_of(dev, &b_map, call.b, of_b)) return true;
+    const cuuint64_t pitch = s->k; // of the weights
+    const tensor_boxes by_eights = {4,
+                                    {CHUNK, 8, pitch / E4M3_CHUNK, (cuuint64_t)s->n / 8},
+                                    {pitch, E4M3_CHUNK, 8 * pitch},
+                                    {CHUNK, 8, 2, (cuuint32_t)plan.slabs}};
+    if (!map_of(dev, &a_map, call.a, of_a) ||
+        !(plan.in_pairs ? tensor_map(dev, &b_map, call.b, by_eights)
+                        : map_of(dev, &b_map, call.b, of_b)))
+        return true;
     p.height = 8 * plan.j;
     p.width = 8 * plan.slabs;
     p.tiles = ceil_div(s->n, p.width);
