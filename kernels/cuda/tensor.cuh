@@ -10,18 +10,18 @@ INLINE uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
-
-// 16 bytes; zeros where there is nothing to copy (`from` must still point into the array).
-INLINE void copy16(uint32_t to, const bf16 *from, bool valid)
+INLINE uint32_t shared_address(uint32_t p) // which is one
 {
-    int bytes = valid ? 16 : 0; // the rest is zeros
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                 : "memory");
+    return p;
 }
 
-INLINE void copy16(bf16 *to, const bf16 *from, bool valid)
+// 16 bytes; zeros where there is nothing to copy (`from` must still point into the array).
+template <typename P> INLINE void copy16(P to, const bf16 *from, bool valid)
 {
-    copy16(shared_address(to), from, valid);
+    int bytes = valid ? 16 : 0; // the rest is zeros
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes)
+                 : "memory");
 }
 
 // One number, likewise.
@@ -52,30 +52,20 @@ template <int UNITS> INLINE bf16 *unit_at(bf16 *tile, int row, int unit)
 }
 
 // Four 8 x 8 matrices; lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i.
-INLINE void load_matrices(uint32_t (&r)[4], uint32_t p)
+template <typename P> INLINE void load_matrices(uint32_t (&r)[4], P p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(p)
+                 : "r"(shared_address(p))
                  : "memory");
 }
 
-INLINE void load_matrices(uint32_t (&r)[4], const bf16 *p)
-{
-    load_matrices(r, shared_address(p));
-}
-
-INLINE void load_matrices_transposed(uint32_t (&r)[4], uint32_t p)
+template <typename P> INLINE void load_matrices_transposed(uint32_t (&r)[4], P p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(p)
+                 : "r"(shared_address(p))
                  : "memory");
-}
-
-INLINE void load_matrices_transposed(uint32_t (&r)[4], const bf16 *p)
-{
-    load_matrices_transposed(r, shared_address(p));
 }
 
 /* 16 x 16 of a tile whose rows lie PITCH apart, at (row, col), as mma takes it:
