@@ -35,6 +35,7 @@
 #define BOXES      (TILE_KEYS / BOX_KEYS)
 #define MAX_STAGES 12
 #define MAX_SEQS   1024        // of a launch that splits contexts
+#define BESIDE     (130 << 10) // bytes of an SM that a block alone on it leaves the matmuls around it
 #define HALVES     0x7b007b00u // 2^119, twice: codes widened to halves of their numbers
 
 // A launch. whole: a block takes whole tasks, each gridDim.x-th. Else there are `tasks` blocks to a
@@ -684,7 +685,8 @@ template <int HD, bool E4M3, int N> static void launch(struct device *dev, const
         while (p.whole && blocks < tasks && std::gcd(blocks, p.row_tiles) > 1) blocks--;
         // of an SM's memory 1 KB a block is the system's
         const int joins = p.whole ? 0 : sizeof(join_memory<HD, N>);
-        const int room = (state->max_shared + 1024) / per_sm - 1024 - joins;
+        int room = (state->max_shared + 1024) / per_sm - 1024 - joins;
+        if (p.whole && !E4M3 && blocks <= sms) room = std::min(room, state->max_shared - BESIDE);
         const int behind = sizeof(team_memory<E4M3, N>);
         // a chunk's keys must have room in a ring
         p.teams = p.whole ? 1 : std::min(most, room / (WARPS * tile + behind));
