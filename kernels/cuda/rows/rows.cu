@@ -676,12 +676,14 @@ template <typename T> struct rope_work : rope_args {
     }
 };
 
-// A thread has V pairs of a head, or V elements that are stored as they are.
+// A thread has V pairs of a head, or V elements that are stored as they are. What is read before
+// the wait comes from the L2 (attention.cuh, number_at()).
 template <typename T, int V> __global__ void rope_kernel(rope_work<T> w)
 {
     grid_release();
     if (!w.early) grid_wait();
-    const int half = w.rot_dim / 2, per_head = half / V, slot = w.k ? w.slots[blockIdx.x] : -1;
+    const int half = w.rot_dim / 2, per_head = half / V;
+    const int slot = w.k ? __ldcg(w.slots + blockIdx.x) : -1;
     const int apart = w.interleaved ? 1 : half, step = w.interleaved ? 2 : 1; // interleaved: V is 1
     int unit = blockIdx.y * THREADS + threadIdx.x;
     T *row = w.qkv + blockIdx.x * w.stride;
@@ -692,7 +694,8 @@ template <typename T, int V> __global__ void rope_kernel(rope_work<T> w)
     if (rotates) {
         head = unit / per_head;
         pair = unit % per_head * V;
-        load<float, 2 * V>(angle, w.table + 2 * ((int64_t)w.positions[blockIdx.x] * half + pair));
+        const int64_t position = __ldcg(w.positions + blockIdx.x);
+        load<float, 2 * V>(angle, w.table + 2 * (position * half + pair));
     }
     if (w.early) grid_wait();
     if (rotates) {
