@@ -384,9 +384,11 @@ static void rounded(const struct e4m3_shape *p, const int *rows, int n_rows)
 
 ON_EACH_DTYPE(matmul_rounded)
 {
-    static const struct e4m3_shape shapes[] = {
-        {70, 1100, 0},   {160, 1152, 0}, {1536, 512, 0}, {256, 8960, 0}, {4464, 192, 0},
-        {4096, 1152, 0}, {64, 64, 0},    {36, 130, 5},   {96, 256, 8},   {1040, 320, 8}};
+    // on a GPU stages of four chunks, by threes and what is left of them, the last one of one
+    static const struct e4m3_shape shapes[] = {{70, 1100, 0},  {160, 1152, 0}, {1536, 512, 0},
+                                               {256, 8960, 0}, {4464, 192, 0}, {4096, 1152, 0},
+                                               {64, 64, 0},    {36, 130, 5},   {96, 256, 8},
+                                               {1040, 320, 8}, {528, 2176, 0}};
     static const int rows[] = {1, 3, 9, 16, 33, 64, 70, 130, 257, 700};
     if (!device_computes_in(dev, DT_E4M3)) return;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
