@@ -96,7 +96,7 @@
  * from any. */
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
-#include "bridge/process.h"
+#include "common/base/process.h"
 #include "common/base/clock.h"
 
 #include <inttypes.h>

@@ -9,7 +9,7 @@
 #define BRIDGE_CONTROL_H
 
 #include "bridge/control_info.h"
-#include "bridge/process.h"
+#include "common/base/process.h"
 #include "common/base/bytes.h"
 #include "common/base/status.h"
 #include <stdint.h>

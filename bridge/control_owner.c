@@ -2,7 +2,7 @@
  * owner's own updates. The protocol is told in control.c. The engine thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
-#include "bridge/process.h"
+#include "common/base/process.h"
 #include "common/base/clock.h"
 
 #include <errno.h>

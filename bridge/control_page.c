@@ -5,7 +5,7 @@
  * owns the mapping. */
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
-#include "bridge/process.h"
+#include "common/base/process.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 

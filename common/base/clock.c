@@ -13,11 +13,16 @@ int64_t clock_now_ns(void)
     return now.tv_sec * NS_PER_S + now.tv_nsec;
 }
 
-int64_t clock_wall_s(void)
+int64_t clock_wall_ms(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    return now.tv_sec;
+    return now.tv_sec * 1000 + now.tv_nsec / NS_PER_MS;
+}
+
+int64_t clock_wall_s(void)
+{
+    return clock_wall_ms() / 1000;
 }
 
 int64_t clock_deadline_ns(int64_t ms)

@@ -16,6 +16,7 @@ extern "C" {
 
 int64_t clock_now_ns(void);              // CLOCK_MONOTONIC
 int64_t clock_wall_s(void);              // seconds since 1970
+int64_t clock_wall_ms(void);             // milliseconds since then
 int64_t clock_deadline_ns(int64_t ms);   // now + ms
 double clock_ms_since(int64_t start_ns); // milliseconds from start to now
 int clock_ms_until(int64_t deadline_ns); // 0 once passed, rounded up; for poll()

@@ -154,7 +154,7 @@ void address_give_up(const struct address *p, const char *sentence)
 {
     if (!p->file || !p->who->run_id[0]) return;
     json_t *file = json_pack("{s:s, s:o, s:I}", "run_id", p->who->run_id, "failed",
-                             json_clean_string(sentence), "at", (json_int_t)clock_wall_s());
+                             json_clean_string(sentence), "at_ms", (json_int_t)clock_wall_ms());
     // Once more where rank 0, which had looked before, has written its address over it.
     for (int i = 0; i < 3 && file && address_check(p) == ST_OK; i++) {
         json_write_file(p->text, 0600, file); // else others wait until their deadline
@@ -170,7 +170,7 @@ enum status address_check(const struct address *p)
     if (!p->file || !p->who->run_id[0] || read_file(p->text, &file) != ST_OK) return ST_OK;
     const char *run_id = json_string_value(json_object_get(file, "run_id")),
                *failed = json_string_value(json_object_get(file, "failed"));
-    const bool is_earlier = json_integer_value(json_object_get(file, "at")) < p->who->since_s;
+    const bool is_earlier = json_integer_value(json_object_get(file, "at_ms")) < p->who->since_ms;
     if (run_id && failed && strcmp(run_id, p->who->run_id) == 0 && !is_earlier)
         st = status_fail(ST_PEER_GONE, "%s", failed);
     json_decref(file);

@@ -3,28 +3,32 @@
  * jobs, where its numbers are those of the launchers. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/ranks.h"
-#include "common/base/clock.h"
+#include "common/base/process.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#define APART_MS 2000 // jobs are queued again after more; mpirun gives each start an id
 
 struct launcher {
     const char *name, *rank, *size, *local_rank, *local_size, *run_id; // NULL: it has none
     const char *only_with; // a variable without which it speaks of somebody else
+    bool apart;            // two tries of one run_id begin APART_MS apart at least
 };
 
 static const struct launcher launchers[] = {
     {"cw-trainer", "COMMONWEIGHT_RANK", "COMMONWEIGHT_RANKS", "COMMONWEIGHT_LOCAL_RANK",
-     "COMMONWEIGHT_LOCAL_RANKS", "COMMONWEIGHT_RUN_ID", NULL},
+     "COMMONWEIGHT_LOCAL_RANKS", "COMMONWEIGHT_RUN_ID", NULL, false},
     {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", NULL},
-    {"mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", NULL, NULL},
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", NULL, true},
+    {"mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", NULL, NULL, true},
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID",
-     NULL},
+     NULL, false},
     // a batch script has most of these too, but is no task of a step
     {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
-     "SLURM_JOB_ID", "SLURM_STEP_ID"},
+     "SLURM_JOB_ID", "SLURM_STEP_ID", true},
 };
 #define N_LAUNCHERS (sizeof launchers / sizeof *launchers)
 #define SLURM       (&launchers[N_LAUNCHERS - 1])
@@ -133,7 +137,8 @@ enum status ranks_find(int rank, int size, struct ranks *ret)
         r.local_size = r.size;
     }
     *ret = r;
-    ret->since_s = clock_wall_s();
+    // On a busy machine a rank may begin, or get this far, when another has failed already.
+    ret->since_ms = process_started_ms(getpid()) - (by && by->apart ? APART_MS : 0);
 out:
     return st;
 }

@@ -3,7 +3,7 @@
  * Here is also what makes rank 0's runner lead them. One thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/engine.h"
-#include "bridge/process.h"
+#include "common/base/process.h"
 #include "common/base/log.h"
 #include "infer-server/engine/executor.h"
 #include "infer-server/weights/group.h"

@@ -1,7 +1,7 @@
 /* bridge_sample.c: names of this process, and a bridge file with them. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/bridge_sample.h"
-#include "bridge/process.h"
+#include "common/base/process.h"
 #include "kernels/device.h"
 #include "tests/support/support.h"
 

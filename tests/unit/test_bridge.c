@@ -3,7 +3,7 @@
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
-#include "bridge/process.h"
+#include "common/base/process.h"
 #include "common/base/log.h"
 #include "kernels/ops.h"
 #include "tests/support/bridge_sample.h"

@@ -1,7 +1,7 @@
 /* test_bridge_file.c: the bridge file: written, read back, found, and refused with the fault's
  * name; its list of roles. */
 // SPDX-License-Identifier: Apache-2.0
-#include "bridge/process.h"
+#include "common/base/process.h"
 #include "tests/support/bridge_sample.h"
 #include "tests/support/support.h"
 

@@ -492,6 +492,15 @@ TEST(test_processes)
     assert_false(process_alive(pid, process_start_time(pid))); // a zombie is dead
     control_test_status(pid);
     assert_int_equal(process_start_time(pid), 0);
+    // of the wall's clock: this test's process began before its child, to a tick
+    const int64_t now = clock_wall_ms(), started = process_started_ms(getpid());
+    assert_in_range(now - started, 0, 600000);
+    pid = control_test_fork();
+    if (pid == 0) pause();
+    assert_in_range(process_started_ms(pid), now - 20, clock_wall_ms());
+    kill(pid, SIGKILL);
+    control_test_status(pid);
+    assert_in_range(process_started_ms(pid), now, clock_wall_ms()); // nobody knows
 }
 
 // ---- writers of other shards --------------------------------------------------------------------

@@ -1,6 +1,7 @@
 /* test_ranks.c: common/ranks/ranks.h: who this process is, by options and by the environments of
  * launchers, and what is refused. */
 // SPDX-License-Identifier: Apache-2.0
+#include "common/base/process.h"
 #include "common/ranks/ranks.h"
 #include "tests/support/support.h"
 
@@ -51,7 +52,10 @@ TEST_WITH(test_found, no_environment, NULL, NULL)
         assert_int_equal(got.local_size, row_int(cases, i, "local_size"));
         assert_string_equal(got.run_id, row_text(cases, i, "run_id"));
         assert_string_equal(got.source, row_text(cases, i, "source"));
-        assert_in_range(clock_wall_s() - got.since_s, 0, 60);
+        // but torchrun may start its ranks again at once, as may who sets our own variables
+        const bool apart = strcmp(got.source, "srun") == 0 || strncmp(got.source, "mpi", 3) == 0;
+        const int64_t began = process_started_ms(getpid()) - (apart ? 2000 : 0);
+        assert_in_range(got.since_ms + 100 - began, 0, 200);
     }
 }
 

@@ -252,7 +252,7 @@ TEST_WITH(test_an_earlier_trys_failure_ends_none, NULL, end_group, NULL)
     use_file();
     rank_group_add(&group, &o, 1, give_up, NULL);
     rank_group_outcome(&group, 0, NULL);
-    o.who.since_s = clock_wall_s() + 1; // its ranks begin when that is over
+    o.who.since_ms = clock_wall_ms(); // its ranks begin when that is over
     rank_group_add(&group, &o, 1, meet, NULL);
     rank_group_add(&group, &o, 0, meet, NULL);
     for (int i = 1; i < 3; i++) assert_ok(rank_group_outcome(&group, i, NULL));

@@ -4,7 +4,7 @@
  * under an even version, nor after the owner was told that it may restore. */
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
-#include "bridge/process.h"
+#include "common/base/process.h"
 #include "tests/support/control_test.h"
 
 #include <stdatomic.h>

@@ -1,7 +1,7 @@
 /* process.c: the life of other processes, from /proc and, where the kernel has them, pidfds. No
  * state; any thread. */
 // SPDX-License-Identifier: Apache-2.0
-#include "bridge/process.h"
+#include "common/base/process.h"
 #include "common/base/clock.h"
 
 #include <errno.h>
@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define LOOK_MS 5 // between looks, where there is no descriptor to wait for
@@ -52,6 +53,16 @@ uint64_t process_start_time(pid_t pid)
     char state;
     uint64_t start;
     return pid > 0 && process_stat(pid, &state, &start) == FOUND ? start : 0;
+}
+
+int64_t process_started_ms(pid_t pid)
+{
+    const uint64_t ticks = process_start_time(pid);
+    struct timespec boot;
+    clock_gettime(CLOCK_BOOTTIME, &boot);
+    const int64_t boot_ms = boot.tv_sec * 1000 + boot.tv_nsec / NS_PER_MS,
+                  started_ms = (int64_t)(ticks * 1000 / (uint64_t)sysconf(_SC_CLK_TCK));
+    return clock_wall_ms() - (ticks ? boot_ms - started_ms : 0);
 }
 
 // A descriptor that becomes readable when the process has ended; -1 with errno where there is no
