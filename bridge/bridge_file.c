@@ -11,10 +11,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/bridge_file.h"
 #include "bridge/bridge_json.h"
-#include "common/base/process.h"
 #include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/base/process.h"
 
 #include <limits.h>
 #include <stdio.h>

@@ -96,8 +96,8 @@
  * from any. */
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
-#include "common/base/process.h"
 #include "common/base/clock.h"
+#include "common/base/process.h"
 
 #include <inttypes.h>
 #include <limits.h>

@@ -9,8 +9,8 @@
 #define BRIDGE_CONTROL_H
 
 #include "bridge/control_info.h"
-#include "common/base/process.h"
 #include "common/base/bytes.h"
+#include "common/base/process.h"
 #include "common/base/status.h"
 #include <stdint.h>
 #include <sys/types.h>

@@ -2,8 +2,8 @@
  * owner's own updates. The protocol is told in control.c. The engine thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
-#include "common/base/process.h"
 #include "common/base/clock.h"
+#include "common/base/process.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -5,9 +5,9 @@
  * owns the mapping. */
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
-#include "common/base/process.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
+#include "common/base/process.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,8 +2,8 @@
  * update's begin and end. The protocol is told in control.c. The trainer's main thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
-#include "common/base/process.h"
 #include "common/base/clock.h"
+#include "common/base/process.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -10,7 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define APART_MS 2000 // jobs are queued again after more; mpirun gives each start an id
+// Slurm starts a job again after two minutes, mpirun under another id.
+#define APART_MS 2000
 
 struct launcher {
     const char *name, *rank, *size, *local_rank, *local_size, *run_id; // NULL: it has none

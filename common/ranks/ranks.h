@@ -18,8 +18,8 @@ struct ranks {
     int local_rank;            // among those of this host
     int local_size;            // of this host; 0: nobody says
     char run_id[RANKS_RUN_ID]; // what the processes of one job have in common; "": nobody says
-    int64_t since_ms; // no rank of this try began before (clock_wall_ms()): a job that begins again
-                      // may have the same id
+    int64_t since_ms; // what failed before (clock_wall_ms()) is of an earlier try: one job may have
+                      // several of one id
     const char *source; // "mpirun", "--rank"...; static
 };
 // rank: of --rank, or -1; size: of --ranks, or 0. A process that nobody counts is rank 0 of 1.

@@ -3,8 +3,8 @@
  * Here is also what makes rank 0's runner lead them. One thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/engine.h"
-#include "common/base/process.h"
 #include "common/base/log.h"
+#include "common/base/process.h"
 #include "infer-server/engine/executor.h"
 #include "infer-server/weights/group.h"
 #include "infer-server/engine/runner.h"

@@ -147,6 +147,33 @@ TEST(rank_0_that_fails_before_all_meet_ends_all)
     }
 }
 
+// torchrun starts all again at once, with the id that they had: what ended the first try ends no
+// rank of the second, which meet (and then find no MPI).
+TEST(torchrun_begins_again)
+{
+    static const char second[] =
+        "[ $RANK$TORCHELASTIC_RESTART_COUNT = 00 ] && set -- \"$@\" --api-key-file /nowhere/key; "
+        "echo try $TORCHELASTIC_RESTART_COUNT; exec \"$0\" \"$@\"";
+    const char *folder = daemon_model(test_folder(), true, 8), *log = test_path(folder, "log");
+    const char *const *torchrun =
+        args("%s -m torch.distributed.run --standalone --no-python --nproc-per-node 2 "
+             "--max-restarts 1",
+             test_python("torch.distributed.run"));
+    if (!CW_MPI) test_skip("this was built without MPI");
+    test_command(log, 120000,
+                 JOIN(torchrun, OPTIONS("sh", "-c", second),
+                      args("%s --device cpu --tensor-parallel-size 2 --model %s --socket %s/s "
+                           "--bridge %s/b",
+                           test_binary("cw-infer-server"), folder, folder, folder)));
+    const char *text = test_read(log), *again = strstr(text, "try 1");
+    assert_contains(text, ": cannot open /nowhere/key"); // rank 0 says it, or rank 1 of it
+    assert_non_null(again);
+    assert_null(strstr(again, "/nowhere/key"));
+    // what torchrun lets them say of it, once they have met
+    assert_true(strstr(again, " of 2 is rank 0 of 1 to MPI") ||
+                strstr(again, " of the tensor-parallel server is gone"));
+}
+
 // ---- clients ------------------------------------------------------------------------------------
 static void show_clients_every_shard(void)
 {

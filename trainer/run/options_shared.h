@@ -128,8 +128,8 @@ extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
                "of the routers' load-balancing loss, of a mixture of experts; -1: what the "       \
                "model's config.json says, of families that train with one; 0: off")
 
-// A struct learner_options called `learner`: what is trained, AdamW and its
-// learning rate.
+// A struct learner_options called `learner`: what is trained, AdamW and its learning
+// rate.
 #define FREEZE_OPTION(...)                                                                         \
     OPT_TEXT("freeze", learner.freeze, NULL, "PATTERN,...",                                        \
              "tensors that are not trained: globs of their names, the last that matches decides; " \
@@ -204,8 +204,7 @@ extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
                  "in its config.json where they are not given here",                               \
                  IS_COMMON, NEEDS("run-dir", "the folder of the run to go on with"))
 
-// Evaluations on held-out data, and what they decide. best_help: of
-// --load-best-model-at-end.
+// Evaluations on held-out data, and what they decide. best_help: of --load-best-model-at-end.
 #define EVAL_OPTIONS(best_help)                                                                    \
     OPT_TEXT("eval-data", eval_data, NULL, "FILE", "held-out lines, JSONL", IS_COMMON),            \
         OPT_INT("eval-steps", eval_steps, "500", "N", 1, 1e9,                                      \
